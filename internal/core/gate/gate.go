@@ -163,3 +163,13 @@ func Methods(ms ...Method) MethodSet {
 
 // Has reports whether m is in the set. NoMethod never is.
 func (s MethodSet) Has(m Method) bool { return m > NoMethod && m < numMethods && s&(1<<m) != 0 }
+
+// Failure is why something that was allowed could not be done, in words that may be shown to the sandbox.
+type Failure struct {
+	Reason Reason
+	Detail string // for the person; holds no credential and no address of the host's network
+	Err    error  // for the host's own log; may be nil
+}
+
+func (f *Failure) Error() string { return string(f.Reason) + ": " + f.Detail }
+func (f *Failure) Unwrap() error { return f.Err }

@@ -53,3 +53,9 @@ type Record struct {
 	Duration time.Duration // from the first byte of the request to the last of the answer
 	Count    int64         // for an aggregate: how many events this record stands for
 }
+
+// Receipt says which credential went on a request. The zero Receipt: none.
+type Receipt struct {
+	Credential  gate.CredentialName
+	Fingerprint string // eight hex digits of a keyed hash, stable within a session, useless outside it
+}

@@ -20,34 +20,18 @@ type Minter interface {
 	RefusalLeaf(h gate.Host) (*tls.Certificate, error)
 }
 
-// Receipt says which credential went on a request, for the audit record. The zero Receipt: none.
-type Receipt struct {
-	Credential  gate.CredentialName
-	Fingerprint string // eight hex digits of a keyed hash, stable within a session
-}
-
 // Upstream carries what a permit allows to the world. It alone dials and alone holds credentials.
 type Upstream interface {
 	// Ready checks that the credential the permit injects can be had now and returns its receipt, before anything is sent.
-	// The error is a *Failure.
-	Ready(ctx context.Context, p policy.Permit) (Receipt, error)
+	// The error is a *gate.Failure.
+	Ready(ctx context.Context, p policy.Permit) (record.Receipt, error)
 	// RoundTrip sends r to the permit's destination with the slot's credential (the zero Slot: none) and returns the scrubbed answer.
 	// The request's own host is ignored. Redirects are not followed. For an allowed upgrade the response is a 101 whose Body is an io.ReadWriteCloser.
-	// The error is a *Failure.
+	// The error is a *gate.Failure.
 	RoundTrip(p policy.Permit, slot policy.Slot, r *http.Request) (*http.Response, error)
-	// Tunnel opens a connection to the permit's destination for bytes that are not read. The error is a *Failure.
+	// Tunnel opens a connection to the permit's destination for bytes that are not read. The error is a *gate.Failure.
 	Tunnel(ctx context.Context, p policy.Permit) (*net.TCPConn, error)
 }
-
-// Failure is why an upstream could not serve a request, in words that may be shown to the sandbox.
-type Failure struct {
-	Reason gate.Reason
-	Detail string // for the person; holds no credential and no private address
-	Err    error  // for the host's own log
-}
-
-func (f *Failure) Error() string { return string(f.Reason) + ": " + f.Detail }
-func (f *Failure) Unwrap() error { return f.Err }
 
 // Recorder writes the audit log.
 type Recorder interface {
