@@ -31,6 +31,31 @@ func (id EventID) String() string { return id.s }
 // IsZero reports whether id names no event.
 func (id EventID) IsZero() bool { return id.s == "" }
 
+// ParseSessionID reads what NewSessionID spells.
+func ParseSessionID(s string) (SessionID, error) {
+	if !spelledID(s, 's') {
+		return SessionID{}, fault("session id", ReasonConfig, -1, "not an s and sixteen of 0–9, a–z without i, l, o and u")
+	}
+	return SessionID{s}, nil
+}
+
+// ParseEventID reads what NewEventID spells.
+func ParseEventID(s string) (EventID, error) {
+	if !spelledID(s, 'e') {
+		return EventID{}, fault("event id", ReasonConfig, -1, "not an e and sixteen of 0–9, a–z without i, l, o and u")
+	}
+	return EventID{s}, nil
+}
+
+func spelledID(s string, kind byte) bool {
+	var b [10]byte
+	if len(s) != 17 || s[0] != kind {
+		return false
+	}
+	_, err := idEncoding.Decode(b[:], []byte(s[1:])) // ten bytes fill sixteen digits: every spelling names one value
+	return err == nil && !strings.ContainsAny(s, "\r\n")
+}
+
 // CredentialName is the name a policy gives a credential. The zero CredentialName is none.
 type CredentialName struct{ s string }
 
