@@ -54,17 +54,28 @@ func (r *Redactor) Wipe() {
 	r.ix.wipe()
 }
 
+// Found reports whether a secret stands in b in any spelling. It allocates nothing when none does.
+func (r *Redactor) Found(b []byte) bool {
+	if r.IsZero() {
+		return false
+	}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if r.wiped {
+		return true
+	}
+	spans, _ := r.ix.search(b, nil)
+	return len(spans) > 0
+}
+
 // Bytes is b with secrets overwritten, and how many runs were. It never changes b; when nothing was found it returns b itself.
 func (r *Redactor) Bytes(b []byte) (masked []byte, n int) {
-	if r.IsZero() || len(b) == 0 {
+	if len(b) == 0 || !r.Found(b) {
 		return b, 0
 	}
 	s := r.Stream()
-	out := s.Flush(s.Write(make([]byte, 0, len(b)), b))
-	if s.Hits() == 0 {
-		return b, 0
-	}
-	return out, int(s.Hits())
+	masked = s.Flush(s.Write(make([]byte, 0, len(b)), b))
+	return masked, int(s.Hits())
 }
 
 // String is s with secrets overwritten.
