@@ -14,6 +14,9 @@ import (
 // or unknown: a field that was forgotten must never be a permission.
 func TestZeroOfEveryEnumNamesNothing(t *testing.T) {
 	refuses := []string{"No", "None", "Deny", "Unknown", "Refuse", "Closed", "Invalid", "InjectNone", "Off"}
+	harmless := map[string]string{
+		"postern/internal/core/policy.Voice": "how a refusal is worded; whatever the voice, it is a refusal",
+	}
 	h := source(t)
 	found := 0
 	for _, p := range h.product() {
@@ -22,6 +25,9 @@ func TestZeroOfEveryEnumNamesNothing(t *testing.T) {
 		}
 		for typ, zero := range enums(p.types) {
 			found++
+			if harmless[p.path+"."+typ] != "" {
+				continue
+			}
 			if zero == "" {
 				t.Errorf("%s.%s has no name for its zero value: name it, and let it refuse", p.path, typ)
 				continue
