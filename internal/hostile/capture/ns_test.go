@@ -86,10 +86,10 @@ func startNamespace(t *testing.T, placement string, c Config, prepare ...string)
 	cmd := exec.Command("/proc/self/exe")
 	if placement == "user" && os.Getuid() == 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		cmd.Env = []string{roleVariable + "=hop"}
+		cmd.Env = []string{roleVariable + "=hop", "GORACE=atexit_sleep_ms=0"}
 	} else {
 		cmd.SysProcAttr = isolated(placement == "user")
-		cmd.Env = []string{roleVariable + "=inside"}
+		cmd.Env = []string{roleVariable + "=inside", "GORACE=atexit_sleep_ms=0"}
 	}
 	cmd.Dir, cmd.ExtraFiles = "/", []*os.File{theirs}
 	var stderr bytes.Buffer
@@ -250,7 +250,7 @@ type setupRequest struct {
 func hop() int {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.SysProcAttr = isolated(true)
-	cmd.Env = []string{roleVariable + "=inside"}
+	cmd.Env = []string{roleVariable + "=inside", "GORACE=atexit_sleep_ms=0"}
 	cmd.Dir, cmd.ExtraFiles, cmd.Stderr = "/", []*os.File{os.NewFile(3, "inside")}, os.Stderr
 	runtime.LockOSThread() // Pdeathsig is tied to the thread
 	if err := cmd.Run(); err != nil {

@@ -24,21 +24,25 @@ const silence = 50 * time.Millisecond
 // probes are what the process inside can do. Each returns what it saw; an error is reported as the name of its errno.
 func probes() map[string]func(args []string) (string, error) {
 	return map[string]func([]string) (string, error){
-		"tcp":                 probeTCP,
-		"tcp-from":            probeTCPFrom,
-		"mptcp":               probeMPTCP,
-		"udp":                 probeUDP,
-		"udp-burst":           probeUDPBurst,
-		"ping":                probePing,
-		"loopback":            probeLoopback,
-		"squat":               probeSquat,
-		"squat-serve":         probeSquatServe,
-		"exec":                probeExec,
-		"go-resolve":          probeGoResolve,
-		"admin-raw":           probeRaw,
-		"admin-ping":          probeRawPing,
-		"admin-ping-group":    func([]string) (string, error) { return "", os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 0"), 0) },
-		"admin-no-ipv6":       func([]string) (string, error) { return "", os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) },
+		"tcp":         probeTCP,
+		"tcp-from":    probeTCPFrom,
+		"mptcp":       probeMPTCP,
+		"udp":         probeUDP,
+		"udp-burst":   probeUDPBurst,
+		"ping":        probePing,
+		"loopback":    probeLoopback,
+		"squat":       probeSquat,
+		"squat-serve": probeSquatServe,
+		"exec":        probeExec,
+		"go-resolve":  probeGoResolve,
+		"admin-raw":   probeRaw,
+		"admin-ping":  probeRawPing,
+		"admin-ping-group": func([]string) (string, error) {
+			return "", os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 0"), 0)
+		},
+		"admin-no-ipv6": func([]string) (string, error) {
+			return "", os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0)
+		},
 		"admin-flush":         probeFlush,
 		"admin-routes":        probeDeleteRoutes,
 		"veth":                probeVeth,
