@@ -1,0 +1,248 @@
+package audit
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"postern/internal/core/gate"
+	"postern/internal/core/record"
+)
+
+const (
+	ledgerName  = "ledger.jsonl"
+	startLayout = "20060102T150405Z" // UTC
+	suffix      = ".jsonl"
+)
+
+// file is what the log needs of a file. Offsets are always given, so that a failed write is simply written over.
+type file interface {
+	io.ReaderAt
+	io.WriterAt
+	Truncate(size int64) error
+	Sync() error // data and size, fdatasync(2)
+	Close() error
+}
+
+// osFile syncs data without the times.
+type osFile struct{ *os.File }
+
+func (f osFile) Sync() error {
+	for {
+		if err := unix.Fdatasync(int(f.Fd())); err != unix.EINTR {
+			return os.NewSyscallError("fdatasync", err)
+		}
+	}
+}
+
+// directory is where the files are. Every name is resolved below it, whatever becomes of its path.
+type directory struct {
+	root *os.Root
+	wrap func(file) file
+}
+
+func openDirectory(dir string, wrap func(file) file) (*directory, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	info, err := root.Stat(".")
+	if err == nil {
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			err = checkOwner(info, st.Uid, dir)
+		} else {
+			err = errors.New(dir + ": no owner")
+		}
+	}
+	if err != nil {
+		_ = root.Close()
+		return nil, err
+	}
+	return &directory{root, wrap}, nil
+}
+
+func (d *directory) close() { _ = d.root.Close() }
+
+// create makes a new file whose name is durable, and locks it for as long as it is open: the lock tells a running session from a killed one.
+func (d *directory) create(name string) (file, error) {
+	f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err = d.locked(f); err == nil {
+		err = d.sync()
+	}
+	if err == nil {
+		return d.wrap(osFile{f}), nil
+	}
+	_ = f.Close()
+	_ = d.root.Remove(name)
+	return nil, err
+}
+
+// reopen opens a segment to go on writing it.
+func (d *directory) reopen(name string) (file, error) {
+	f, err := d.root.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.locked(f); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return d.wrap(osFile{f}), nil
+}
+
+// locked takes the file's lock. Only a reader that looks whether the session runs can hold it, for a moment.
+func (d *directory) locked(f *os.File) error { return lock(f, unix.LOCK_EX, time.Second) }
+
+// sync makes new names durable.
+func (d *directory) sync() error {
+	f, err := d.root.Open(".")
+	if err != nil {
+		return err
+	}
+	err = f.Sync()
+	return errors.Join(err, f.Close())
+}
+
+// lock takes a flock(2) lock, or gives up after wait.
+func lock(f *os.File, how int, wait time.Duration) error {
+	end := time.Now().Add(wait)
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		if err == nil {
+			return nil
+		}
+		if err != unix.EWOULDBLOCK && err != unix.EINTR {
+			return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
+		}
+		if time.Now().After(end) {
+			return &fs.PathError{Op: "lock", Path: f.Name(), Err: errors.New("held by another process")}
+		}
+		time.Sleep(pause)
+	}
+}
+
+func segmentName(start string, id gate.SessionID, n int) string {
+	return start + "-" + id.String() + "." + strconv.Itoa(n) + suffix
+}
+
+// segment is a parsed file name.
+type segment struct {
+	name    string
+	start   string
+	session gate.SessionID
+	n       int
+}
+
+func parseSegment(name string) (segment, bool) {
+	rest, ok := strings.CutSuffix(name, suffix)
+	start, rest, ok2 := strings.Cut(rest, "-")
+	id, num, ok3 := strings.Cut(rest, ".")
+	session, err := gate.ParseSessionID(id)
+	n, err2 := strconv.Atoi(num)
+	s := segment{name, start, session, n}
+	ok = ok && ok2 && ok3 && err == nil && err2 == nil && n > 0 && segmentName(start, session, n) == name
+	if _, err := time.Parse(startLayout, start); err != nil {
+		return segment{}, false
+	}
+	return s, ok
+}
+
+// ledger is the open and locked ledger.
+type ledger struct {
+	file file
+	size int64
+	end  head
+}
+
+// withLedger runs fn while this process alone may write the ledger, new files and removals.
+func (d *directory) withLedger(wait time.Duration, fn func(*ledger) error) error {
+	f, err := d.root.OpenFile(ledgerName, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	led := &ledger{file: d.wrap(osFile{f})}
+	defer led.file.Close()
+	if err := lock(f, unix.LOCK_EX, wait); err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := led.findEnd(info.Size()); err != nil {
+		return err
+	}
+	if info.Size() == 0 {
+		if err := d.sync(); err != nil {
+			return err
+		}
+	}
+	return fn(led)
+}
+
+// findEnd reads the last whole line. What stands behind it is a line that a killed process did not finish; it is overwritten.
+func (led *ledger) findEnd(size int64) error {
+	const most = 4 << 10 // a ledger line has less than 1 KiB
+	tail := make([]byte, min(size, most))
+	if _, err := led.file.ReadAt(tail, size-int64(len(tail))); err != nil && err != io.EOF {
+		return err
+	}
+	line, torn := lastLine(tail)
+	if line == nil {
+		if size > most {
+			return errors.New("the ledger's end is no ledger: see `postern audit verify`")
+		}
+		return led.file.Truncate(0)
+	}
+	s, err := record.ParseLedger(line)
+	if err != nil || s.Hash != record.Sum(line) {
+		return errors.New("the ledger's last entry is damaged: see `postern audit verify`")
+	}
+	led.size = size - int64(torn)
+	led.end = head{s.Seq, s.Hash}
+	if torn > 0 {
+		return led.file.Truncate(led.size)
+	}
+	return nil
+}
+
+// lastLine is the last whole line without its newline, nil when there is none, and how many bytes stand behind it.
+func lastLine(tail []byte) (line []byte, torn int) {
+	end := bytes.LastIndexByte(tail, '\n')
+	if end < 0 {
+		return nil, len(tail)
+	}
+	return tail[bytes.LastIndexByte(tail[:end], '\n')+1 : end], len(tail) - end - 1
+}
+
+// append makes one entry durable and returns its hash.
+func (led *ledger) append(e record.LedgerEntry, now time.Time) (record.Hash, error) {
+	line, sum := record.AppendLedger(nil, &e, record.Meta{Seq: led.end.seq + 1, Time: now, Prev: led.end.hash})
+	line = append(line, '\n')
+	_, err := led.file.WriteAt(line, led.size)
+	if err == nil {
+		err = led.file.Sync()
+	}
+	if err != nil {
+		_ = led.file.Truncate(led.size)
+		return record.Hash{}, fmt.Errorf("ledger: %w", err)
+	}
+	led.size += int64(len(line))
+	led.end = head{led.end.seq + 1, sum}
+	return sum, nil
+}
