@@ -13,7 +13,7 @@ import (
 // line could not stand outside the core.
 func budgets() map[string]int {
 	return map[string]int{
-		"internal/core/secret":    500,
+		"internal/core/secret":    700, // 200 of values, 500 of the redactor: matcher, index, stream
 		"internal/core/policy":    700,
 		"internal/core/session":   400,
 		"internal/hostile/attest": 300,

@@ -8,6 +8,7 @@ import (
 
 const (
 	hexDigits  = "0123456789abcdef"
+	upperHex   = "0123456789ABCDEF"
 	shortNames = `"\/bfnrt'`        // the letter after '\': RFC 8259 §7, and JavaScript's \'
 	shortBytes = "\"\\/\b\f\n\r\t'" // what it stands for
 )
@@ -20,7 +21,17 @@ const (
 func match(needle, in []byte) (size int, more bool) {
 	var space [2][8]int
 	ends, next := append(space[0][:0], 0), space[1][:0]
-	for i := 0; i < len(needle); {
+	for i := 0; ; {
+		if len(ends) == 1 { // the common case: bytes that have one reading
+			at := ends[0]
+			for i < len(needle) && at < len(in) && needle[i] == in[at] && needle[i] < utf8.RuneSelf && needle[i] != '%' && needle[i] != '\\' {
+				i, at = i+1, at+1
+			}
+			ends[0] = at
+		}
+		if i == len(needle) {
+			return ends[len(ends)-1], more
+		}
 		r, width := utf8.DecodeRune(needle[i:])
 		if r == utf8.RuneError && width == 1 {
 			r = -1 // not UTF-8: no JSON escape stands for it
@@ -42,7 +53,6 @@ func match(needle, in []byte) (size int, more bool) {
 		ends, next = next, ends
 		i += width
 	}
-	return ends[len(ends)-1], more
 }
 
 // insert adds n to an ascending set.

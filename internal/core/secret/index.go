@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"slices"
+	"strings"
 )
 
 // span is a half-open range of bytes that a match covers.
@@ -28,14 +29,28 @@ type index struct {
 	filter []uint64            // bitmap over group hashes
 	groups map[uint32][]origin // by group hash
 
-	intros string // the bytes that begin an escape here
-	byByte [256][]origin
-	pairs  *[1 << 16 / 64]uint64 // first two bytes of every spelling
-	firsts [256]bool             // first byte of every spelling
+	intros  string           // the bytes that begin an escape here
+	second  [3][256]bool     // for each intro, the bytes that can follow it in an escape of a needle's character
+	byByte  [256][]origin    // by the byte that an escape stands for
+	pairs   *[1 << 10]uint64 // bitmap over the first two bytes of every spelling
+	letters [256]letter      // what a byte can be in a spelling
+	firsts  [256]bool        // the first byte of every spelling
 }
 
-// origin is a place in a needle.
-type origin struct{ needle, offset int32 }
+// origin is a place in a needle, with the byte before it.
+type origin struct {
+	needle, offset int32
+	before         byte // meaningless at offset 0
+}
+
+// letter is what a byte can be in a spelling.
+type letter uint8
+
+const (
+	stranger letter = iota // in none
+	plain
+	intro // the first of an escape, and perhaps plain
+)
 
 // maxWindow bounds the tables: a longer window would not be searched faster.
 const maxWindow = 48
@@ -65,13 +80,20 @@ func compile(needles [][]byte) *index {
 	if len(needles) == 0 {
 		return nil
 	}
-	ix := &index{needles: needles, groups: map[uint32][]origin{}, pairs: new([1 << 16 / 64]uint64), intros: `%\`}
+	ix := &index{needles: needles, groups: map[uint32][]origin{}, pairs: new([1 << 10]uint64), intros: `%\`}
 	window := maxWindow
 	for _, n := range needles {
 		window = min(window, len(n))
 		ix.maxRaw = max(ix.maxRaw, len(n))
 		if bytes.IndexByte(n, ' ') >= 0 {
 			ix.intros = `%\+`
+		}
+	}
+	for i := range 256 {
+		if strings.IndexByte(ix.intros, byte(i)) >= 0 {
+			ix.letters[i] = intro
+		} else if strings.IndexByte(hexDigits+upperHex+"u"+shortNames, byte(i)) >= 0 {
+			ix.letters[i] = plain
 		}
 	}
 	ix.maxLong = 6 * ix.maxRaw // \u0041
@@ -86,10 +108,11 @@ func compile(needles [][]byte) *index {
 		for k := len(n) - window; k+gramBytes <= len(n); k++ {
 			h := ix.hash(binary.LittleEndian.Uint32(n[k:]))
 			ix.filter[h/64] |= 1 << (h % 64)
-			ix.groups[h] = append(ix.groups[h], origin{int32(i), int32(k)})
+			ix.groups[h] = append(ix.groups[h], origin{needle: int32(i), offset: int32(k)})
 		}
 		for k, c := range n {
-			ix.byByte[c] = append(ix.byByte[c], origin{int32(i), int32(k)})
+			ix.byByte[c] = append(ix.byByte[c], origin{int32(i), int32(k), n[max(0, k-1)]})
+			ix.follow(c)
 		}
 		ix.begin(n)
 	}
@@ -107,30 +130,30 @@ func (ix *index) wipe() {
 	clear(ix.pairs[:])
 	clear(ix.byByte[:])
 	clear(ix.firsts[:])
+	clear(ix.letters[:])
 }
 
-// search appends the spans of all matches in b to spans, and returns the offset of the last byte that begins an escape (-1: none).
-func (ix *index) search(b []byte, spans []span) ([]span, int) {
+// search appends the spans of all matches in b to spans.
+func (ix *index) search(b []byte, spans []span) []span {
 	for at := 0; at+gramBytes <= len(b); at += ix.step {
 		h := binary.LittleEndian.Uint32(b[at:]) * 0x9E3779B1 >> ix.shift
 		if ix.filter[h/64]>>(h%64)&1 != 0 {
 			spans = ix.verify(b, at, h, spans)
 		}
 	}
-	last := -1
 	for i := range len(ix.intros) {
-		intro := ix.intros[i]
 		for at := 0; ; at++ {
-			k := bytes.IndexByte(b[at:], intro)
+			k := bytes.IndexByte(b[at:], ix.intros[i])
 			if k < 0 {
 				break
 			}
 			at += k
-			last = max(last, at)
-			spans = ix.escaped(b, at, spans)
+			if at+1 == len(b) || ix.second[i][b[at+1]] {
+				spans = ix.escaped(b, at, spans)
+			}
 		}
 	}
-	return spans, last
+	return spans
 }
 
 func (ix *index) verify(b []byte, at int, h uint32, spans []span) []span {
@@ -150,8 +173,12 @@ func (ix *index) escaped(b []byte, at int, spans []span) []span {
 		return spans
 	}
 	for _, o := range ix.byByte[c] {
-		start, n := at-int(o.offset), ix.needles[o.needle]
-		if start < 0 || !bytes.Equal(b[start:at], n[:o.offset]) {
+		start := at - int(o.offset)
+		if start < 0 || o.offset > 0 && b[at-1] != o.before {
+			continue
+		}
+		n := ix.needles[o.needle]
+		if !bytes.Equal(b[start:at], n[:o.offset]) {
 			continue
 		}
 		if size, _ := match(n, b[start:]); size > 0 {
@@ -162,13 +189,8 @@ func (ix *index) escaped(b []byte, at int, spans []span) []span {
 }
 
 // alive is the offset of the first byte of b at which a match may begin that needs bytes beyond b; len(b) when there is none.
-// lastEscape is the offset of the last byte that begins an escape.
-func (ix *index) alive(b []byte, lastEscape int) int {
-	from := max(0, len(b)-ix.maxLong+1)
-	if lastEscape < from {
-		from = max(0, len(b)-ix.maxRaw+1)
-	}
-	for at := from; at+1 < len(b); at++ {
+func (ix *index) alive(b []byte) int {
+	for at := ix.tail(b); at+1 < len(b); at++ {
 		if k := uint(b[at])<<8 | uint(b[at+1]); ix.pairs[k/64]>>(k%64)&1 != 0 && ix.pending(b[at:]) {
 			return at
 		}
@@ -179,8 +201,31 @@ func (ix *index) alive(b []byte, lastEscape int) int {
 	return len(b)
 }
 
+// tail is the offset before which no match can begin that reaches to the end of b: all bytes from there on can be part of a match,
+// and escapes are never further apart than the longest needle.
+func (ix *index) tail(b []byte) int {
+	since := 0 // the last escape, going backwards
+	for at := len(b); at > 0; at-- {
+		switch ix.letters[b[at-1]] {
+		case stranger:
+			return at
+		case intro:
+			since = 0
+		default:
+			since++
+		}
+		if since >= ix.maxRaw || len(b)-at >= ix.maxLong {
+			return at
+		}
+	}
+	return 0
+}
+
 func (ix *index) pending(b []byte) bool {
 	for _, n := range ix.needles {
+		if n[0] != b[0] && ix.letters[b[0]] != intro {
+			continue
+		}
 		if _, more := match(n, b); more {
 			return true
 		}
@@ -210,6 +255,22 @@ func merge(spans []span) []span {
 	return out
 }
 
+// follow enters what can come second in an escape of c.
+func (ix *index) follow(c byte) {
+	ix.letters[c] = max(ix.letters[c], plain)
+	percent, slash, plus := &ix.second[0], &ix.second[1], &ix.second[2]
+	percent[hexDigits[c>>4]], percent[upperHex[c>>4]] = true, true
+	slash['u'] = true
+	if k := strings.IndexByte(shortBytes, c); k >= 0 {
+		slash[shortNames[k]] = true
+	}
+	if c == ' ' {
+		for i := range plus {
+			plus[i] = true
+		}
+	}
+}
+
 // begin enters the first two bytes of every spelling of n: a quick test that alive makes before it matches.
 func (ix *index) begin(n []byte) {
 	pair := func(a, b byte) {
@@ -227,13 +288,10 @@ func (ix *index) begin(n []byte) {
 			pair('+', b)
 		}
 	}
-	hi := hexDigits[n[0]>>4]
-	pair('%', hi)
-	pair('%', bytes.ToUpper([]byte{hi})[0])
+	pair('%', hexDigits[n[0]>>4])
+	pair('%', upperHex[n[0]>>4])
 	pair('\\', 'u')
-	for i := range len(shortBytes) {
-		if shortBytes[i] == n[0] {
-			pair('\\', shortNames[i])
-		}
+	if k := strings.IndexByte(shortBytes, n[0]); k >= 0 {
+		pair('\\', shortNames[k])
 	}
 }

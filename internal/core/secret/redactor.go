@@ -64,8 +64,7 @@ func (r *Redactor) Found(b []byte) bool {
 	if r.wiped {
 		return true
 	}
-	spans, _ := r.ix.search(b, nil)
-	return len(spans) > 0
+	return len(r.ix.search(b, nil)) > 0
 }
 
 // Bytes is b with secrets overwritten, and how many runs were. It never changes b; when nothing was found it returns b itself.
@@ -136,10 +135,9 @@ func (s *Stream) process(b []byte, last bool) int {
 		if s.cover > 0 {
 			s.spans = append(s.spans, span{0, s.cover})
 		}
-		lastEscape := -1
-		s.spans, lastEscape = s.r.ix.search(b, s.spans)
+		s.spans = s.r.ix.search(b, s.spans)
 		if !last {
-			n = s.r.ix.alive(b, lastEscape)
+			n = s.r.ix.alive(b)
 		}
 	}
 	s.r.mu.RUnlock()
@@ -152,7 +150,7 @@ func (s *Stream) process(b []byte, last bool) int {
 
 // mask overwrites what the spans cover of b[:n], counts the runs and remembers how far the last one reaches beyond n.
 func (s *Stream) mask(b []byte, n int) {
-	s.cover = 0
+	s.cover = max(0, s.cover-n)
 	spans := merge(s.spans)
 	for _, x := range spans {
 		if x.start >= n {
@@ -162,7 +160,7 @@ func (s *Stream) mask(b []byte, n int) {
 			s.hits++
 		}
 		if x.end > n {
-			s.cover = x.end - n
+			s.cover = max(s.cover, x.end-n)
 		}
 		run := b[x.start:min(x.end, n)]
 		for i := range run {
