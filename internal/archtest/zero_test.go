@@ -13,7 +13,7 @@ import (
 // TestZeroOfEveryEnumNamesNothing finds every exported enumeration of the product and requires that its zero value says no, nothing
 // or unknown: a field that was forgotten must never be a permission.
 func TestZeroOfEveryEnumNamesNothing(t *testing.T) {
-	refuses := []string{"No", "None", "Deny", "Unknown", "Refuse", "Closed", "Invalid", "InjectNone", "Off"}
+	refuses := []string{"No", "None", "Deny", "Unknown", "Refuse", "Closed", "Invalid", "InjectNone", "Off", "Damaged"}
 	harmless := map[string]string{
 		"postern/internal/core/policy.Voice": "how a refusal is worded; whatever the voice, it is a refusal",
 	}

@@ -121,12 +121,8 @@ func Apt(t T) http.Handler {
 	byPath := map[string][]byte{"/debian/" + pool: deb}
 	for _, arch := range []string{"all", "amd64", "arm64"} {
 		name := "main/binary-" + arch + "/Packages"
-		list := packages
-		if arch != "all" {
-			list = []byte("\n")
-		}
-		fmt.Fprintf(&release, " %x %d %s\n", sha256.Sum256(list), len(list), name)
-		byPath["/debian/dists/stable/"+name] = list
+		fmt.Fprintf(&release, " %x %d %s\n", sha256.Sum256(packages), len(packages), name)
+		byPath["/debian/dists/stable/"+name] = packages
 	}
 	byPath["/debian/dists/stable/Release"] = []byte(strings.ReplaceAll(release.String(), "UTC", "GMT"))
 	return files(byPath)
@@ -194,4 +190,18 @@ func archive(members map[string][]byte, order ...string) []byte {
 		}
 	}
 	return b.Bytes()
+}
+
+// AptScript is a shell script that updates from the repository at host and prints what the sample package holds, with nothing but
+// the working directory to write to and no root.
+func AptScript(host, options string) string {
+	return `set -e
+mkdir -p apt/lists/partial apt/cache/archives/partial apt/etc/sources.list.d apt/etc/preferences.d apt/etc/apt.conf.d apt/etc/trusted.gpg.d
+: > apt/status
+echo "deb [trusted=yes] https://` + host + `/debian stable main" > apt/etc/sources.list
+apt="apt-get -q -o Dir::State=$PWD/apt -o Dir::State::status=$PWD/apt/status -o Dir::Cache=$PWD/apt/cache -o Dir::Etc=$PWD/apt/etc -o Dir::Etc::main=/dev/null -o APT::Sandbox::User=  ` + options + `"
+$apt update
+$apt download postern-sample
+dpkg-deb --fsys-tarfile postern-sample_1.0.0_all.deb | tar -xO ./usr/share/postern-sample
+`
 }
