@@ -89,12 +89,11 @@ func compile(needles [][]byte) *index {
 			ix.intros = `%\+`
 		}
 	}
-	for i := range 256 {
-		if strings.IndexByte(ix.intros, byte(i)) >= 0 {
-			ix.letters[i] = intro
-		} else if strings.IndexByte(hexDigits+upperHex+"u"+shortNames, byte(i)) >= 0 {
-			ix.letters[i] = plain
-		}
+	for _, c := range []byte(hexDigits + upperHex + "u" + shortNames) {
+		ix.letters[c] = plain
+	}
+	for _, c := range []byte(ix.intros) {
+		ix.letters[c] = intro
 	}
 	ix.maxLong = 6 * ix.maxRaw // \u0041
 	ix.step = window - gramBytes + 1

@@ -151,28 +151,23 @@ func (s *Stream) process(b []byte, last bool) int {
 // mask overwrites what the spans cover of b[:n], counts the runs and remembers how far the last one reaches beyond n.
 func (s *Stream) mask(b []byte, n int) {
 	s.cover = max(0, s.cover-n)
-	spans := merge(s.spans)
-	for _, x := range spans {
+	inRun := n == 0 && s.inRun
+	for _, x := range merge(s.spans) {
 		if x.start >= n {
 			break
 		}
 		if !(x.start == 0 && s.inRun) {
 			s.hits++
 		}
-		if x.end > n {
-			s.cover = max(s.cover, x.end-n)
+		if x.end >= n {
+			s.cover, inRun = max(s.cover, x.end-n), true
 		}
 		run := b[x.start:min(x.end, n)]
 		for i := range run {
 			run[i] = '*'
 		}
 	}
-	if n > 0 {
-		s.inRun = false
-		for _, x := range spans {
-			s.inRun = s.inRun || x.start < n && x.end >= n
-		}
-	}
+	s.inRun = inRun
 }
 
 // Reader redacts what it reads from another reader. Read returns as soon as the source has given a byte that can be released.
