@@ -59,7 +59,7 @@ func (d *directory) running(s segment, all []segment) bool {
 			last = o
 		}
 	}
-	f, err := d.root.OpenFile(last.name, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := d.open(last.name, os.O_RDONLY)
 	if err != nil {
 		return true
 	}
@@ -74,7 +74,7 @@ func held(f *os.File) bool {
 
 // lastOf reads how a segment ends.
 func (d *directory) lastOf(name string) (head, bool) {
-	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := d.open(name, os.O_RDONLY)
 	if err != nil {
 		return head{}, false
 	}

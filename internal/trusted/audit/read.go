@@ -9,8 +9,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"postern/internal/core/gate"
 	"postern/internal/core/record"
 )
@@ -193,7 +191,7 @@ func (s *stream) advance() (bool, error) {
 func (s *stream) openNext() error {
 	name := s.files[0]
 	s.files = s.files[1:]
-	f, err := s.reader.dir.root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := s.reader.dir.open(name, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

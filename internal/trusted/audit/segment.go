@@ -77,7 +77,7 @@ func (d *directory) close() { _ = d.root.Close() }
 
 // create makes a new file whose name is durable, and locks it for as long as it is open: the lock tells a running session from a killed one.
 func (d *directory) create(name string) (file, error) {
-	f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (d *directory) create(name string) (file, error) {
 
 // reopen opens a segment to go on writing it.
 func (d *directory) reopen(name string) (file, error) {
-	f, err := d.root.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	f, err := d.open(name, os.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
@@ -103,6 +103,29 @@ func (d *directory) reopen(name string) (file, error) {
 		return nil, err
 	}
 	return d.wrap(osFile{f}), nil
+}
+
+// errReplaced says that something else stands in a file's place.
+var errReplaced = errors.New("not a regular file")
+
+// open opens a file that is there: a regular one, not a link to one (os.Root follows links that stay inside it).
+func (d *directory) open(name string, flag int) (*os.File, error) {
+	f, err := d.root.OpenFile(name, flag|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	opened, err := f.Stat()
+	if err == nil {
+		var named fs.FileInfo
+		if named, err = d.root.Lstat(name); err == nil && !(opened.Mode().IsRegular() && os.SameFile(opened, named)) {
+			err = &fs.PathError{Op: "open", Path: name, Err: errReplaced}
+		}
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // locked takes the file's lock. Only a reader that looks whether the session runs can hold it, for a moment.
@@ -171,7 +194,7 @@ type ledger struct {
 
 // withLedger runs fn while this process alone may write the ledger, new files and removals.
 func (d *directory) withLedger(wait time.Duration, fn func(*ledger) error) error {
-	f, err := d.root.OpenFile(ledgerName, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := d.open(ledgerName, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return err
 	}

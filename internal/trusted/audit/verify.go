@@ -118,7 +118,7 @@ type segmentEnd struct {
 
 // snapshot lists the files and measures the ledger at one moment, between the steps of those who write.
 func (v *verifier) snapshot() error {
-	f, err := v.dir.root.OpenFile(ledgerName, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := v.dir.open(ledgerName, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		v.size = -1
 		v.segs, err = v.dir.segments()
@@ -155,7 +155,7 @@ func (v *verifier) readLedger() error {
 		}
 		return nil
 	}
-	f, err := v.dir.root.OpenFile(ledgerName, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := v.dir.open(ledgerName, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -322,25 +322,47 @@ func keys(m map[int]segment) func(func(int) bool) {
 	}
 }
 
+// prunedSince reports whether the ledger has meanwhile said that the segment was pruned.
+func (v *verifier) prunedSince(s segment) (bool, error) {
+	f, err := v.dir.open(ledgerName, os.O_RDONLY)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	lines := newLineReader(io.NewSectionReader(f, max(0, v.size), 1<<40))
+	for {
+		line, whole, err := lines.next()
+		if err == io.EOF || err == nil && !whole {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if e, err := record.ParseLedger(line); err == nil && e.Kind == record.LedgerPruned && e.Session == s.session && e.Segment == s.n {
+			return true, nil
+		}
+	}
+}
+
 // segment checks one file.
 func (v *verifier) segment(s segment, c *chain, fr *FileReport) error {
-	f, err := v.dir.root.OpenFile(s.name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := v.dir.open(s.name, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
-		fr.State, fr.Problem = Pruned, "removed while it was being verified"
-		return nil
+		fr.Problem = "removed while it was being verified"
+		ok, err := v.prunedSince(s)
+		if ok {
+			fr.State = Pruned
+		}
+		return err
 	}
-	if errors.Is(err, unix.ELOOP) {
-		fr.Problem = "replaced by a symbolic link"
+	if errors.Is(err, errReplaced) || errors.Is(err, unix.ELOOP) {
+		fr.Problem = "replaced by something that is no regular file"
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		fr.Problem = "not a regular file any more"
-		return err
-	}
 	running := held(f)
 	fr.State, err = c.read(f, fr)
 	if fr.State == Unclosed && running {

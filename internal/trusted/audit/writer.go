@@ -3,6 +3,7 @@ package audit
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"postern/internal/core/gate"
@@ -66,6 +67,7 @@ func (l *Log) run() {
 			return
 		case <-l.later:
 		case <-l.urgent:
+			runtime.Gosched() // those whom the last sync released are about to commit again: let them join
 			l.work()
 		case <-timer.C:
 			l.work()
