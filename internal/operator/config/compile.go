@@ -117,7 +117,7 @@ func (c *compiler) compileUpstreams() {
 
 func (c *compiler) compileProfile(name string, s *profileSource) *Compiled {
 	out := &Compiled{Name: name, Credentials: map[gate.CredentialName]Credential{}, Env: map[string]preset.Template{}, Upstreams: c.upstreams,
-		Voices: map[policy.HostPattern]policy.Voice{}, Limits: s.Limits.compile(), Sandbox: s.Sandbox.compile(), Mounts: c.compileMounts(s)}
+		Limits: s.Limits.compile(), Sandbox: s.Sandbox.compile(), Mounts: c.compileMounts(s)}
 	if c.src.Proxy != nil {
 		out.Proxy = c.src.Proxy.URL.URL
 	}

@@ -3,7 +3,6 @@ package config
 import (
 	"net/netip"
 	"net/url"
-	"slices"
 
 	"postern/internal/core/gate"
 	"postern/internal/core/limit"
@@ -30,8 +29,8 @@ type Compiled struct {
 	Proxy     *url.URL // http or https, without userinfo; nil: none
 	Audit     Audit
 
-	Voices map[policy.HostPattern]policy.Voice // how to refuse, by host; also for hosts of presets that are not used
-	H1Only []policy.HostPattern                // hosts whose clients are never offered HTTP/2
+	Voices []HostVoice          // how to refuse, by host; the first that matches; also for hosts of presets that are not used
+	H1Only []policy.HostPattern // hosts whose clients are never offered HTTP/2
 
 	Relaxations []string // what the profile gives up of the default protection, by line (POLICY.md 11)
 	Warnings    []string // what is probably not meant
@@ -73,6 +72,12 @@ type Upstream struct {
 	CAFile  string // absolute path of a PEM file; "": the system's roots
 }
 
+// HostVoice is how refusals for some hosts are worded.
+type HostVoice struct {
+	Host  policy.HostPattern
+	Voice policy.Voice
+}
+
 // Audit is where the audit log is kept. Zero means the log's default.
 type Audit struct {
 	Dir    string // absolute
@@ -101,24 +106,4 @@ func (c *Compiled) Render(placeholders map[gate.CredentialName]string) (env map[
 		files = append(files, RenderedFile{f, text})
 	}
 	return env, files, nil
-}
-
-// Voice is how a refusal for h is worded: the exact host's voice, else that of the nearest wildcard.
-func (c *Compiled) Voice(h gate.Host) policy.Voice {
-	if v, ok := c.Voices[policy.ExactHost(h)]; ok {
-		return v
-	}
-	for above := h.Parent(); !above.IsZero(); above = above.Parent() {
-		if p, err := policy.ParseHostPattern("*." + above.String()); err == nil {
-			if v, ok := c.Voices[p]; ok {
-				return v
-			}
-		}
-	}
-	return policy.VoicePlain
-}
-
-// OffersH2 reports whether h's clients may be offered HTTP/2.
-func (c *Compiled) OffersH2(h gate.Host) bool {
-	return !slices.ContainsFunc(c.H1Only, func(p policy.HostPattern) bool { return p.Match(h) })
 }

@@ -55,6 +55,18 @@ func Load(path string) (*File, error) {
 	return l.load(path)
 }
 
+// Parse compiles the text of a policy file that is to stand at path. Presets that it names by path are read.
+func Parse(path string, src []byte) (*File, error) {
+	l, err := newLoader()
+	if err != nil {
+		return nil, err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return nil, err
+	}
+	return l.parse(path, src)
+}
+
 // Open reads the policy of a working directory: the file named explicitly, or when that is "" the one that Find finds, if it is trusted.
 func Open(explicit, dir string) (*File, error) {
 	if explicit != "" {

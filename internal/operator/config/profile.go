@@ -36,6 +36,7 @@ func (p *profile) compile() {
 	}
 	for i, ps := range p.presets {
 		for _, a := range ps.Allow {
+			a.CredentialAt = p.src.Use[i].Pos()
 			p.addRule(a, p.src.Use[i].Pos())
 		}
 	}
@@ -148,6 +149,8 @@ func (p *profile) loadPreset(u *useSource) *preset.Preset {
 		p.r.Add(u.Key("preset"), hint, "unknown preset%s", strictyaml.Word(u.Preset))
 	case errors.As(err, &list):
 		p.presetErrs = append(p.presetErrs, list)
+	case errors.Is(err, fs.ErrNotExist):
+		p.r.Add(u.Key("preset"), "the path begins at the directory of the policy file", "no such preset file")
 	case errors.Is(err, ErrNotTrusted), errors.As(err, &one):
 		p.presetErrs = append(p.presetErrs, err)
 	default:
@@ -232,8 +235,8 @@ func (p *profile) gitRules() {
 			}
 			rule.Inject = policy.Injection{Mode: policy.InjectSet, Credential: g.Credential.Name, Slots: []policy.Slot{slot}}
 		}
-		p.addRule(ruleset.Compiled{Rule: rule, At: g.At}, g.Pos())
-		p.out.Voices[rule.Host] = policy.VoiceGit
+		p.addRule(ruleset.Compiled{Rule: rule, At: g.At, CredentialAt: g.Key("credential")}, g.Pos())
+		p.addVoice(rule.Host, policy.VoiceGit)
 		if !slices.Contains(p.out.H1Only, rule.Host) {
 			p.out.H1Only = append(p.out.H1Only, rule.Host)
 		}
@@ -265,16 +268,16 @@ func (p *profile) addRule(c ruleset.Compiled, at strictyaml.Pos) {
 	cred, ok := p.credentials[in.Credential]
 	if !ok {
 		if !slices.ContainsFunc(p.presets, func(ps *preset.Preset) bool { return ps.Credential != nil && ps.Credential.Name == in.Credential }) {
-			p.r.Add(at, p.didYouMeanCredential(in.Credential), "unknown credential%s", strictyaml.Word(in.Credential.String()))
+			p.r.Add(c.CredentialAt, p.didYouMeanCredential(in.Credential), "unknown credential%s", strictyaml.Word(in.Credential.String()))
 		}
 		return
 	}
 	p.out.Credentials[in.Credential] = cred
 	if !slotsSuit(cred.Kind, in) {
-		p.r.Add(at, "use `basic: USER`, or make the credential's kind api-key", "a credential of kind basic goes only into basic authentication")
+		p.r.Add(c.CredentialAt, "use `basic: USER`, or make the credential's kind api-key", "a credential of kind basic goes only into basic authentication")
 	}
 	if _, shaped := p.shapes[in.Credential]; in.Mode == policy.InjectSwap && !shaped {
-		p.r.Add(at, "add `placeholder: \"{alnum:40}\"` to the credential, and give it to the sandbox under `env:`; or use inject", "swap needs a placeholder for its credential")
+		p.r.Add(c.CredentialAt, "add `placeholder: \"{alnum:40}\"` to the credential, and give it to the sandbox under `env:`; or use inject", "swap needs a placeholder for its credential")
 	}
 }
 
@@ -324,9 +327,7 @@ func (p *profile) checkAmbiguity() {
 func (p *profile) manners() {
 	add := func(ps *preset.Preset) {
 		for host, v := range ps.Voices {
-			if _, set := p.out.Voices[host]; !set {
-				p.out.Voices[host] = v
-			}
+			p.addVoice(host, v)
 		}
 		for _, h := range ps.H1Only {
 			if !slices.Contains(p.out.H1Only, h) {
@@ -342,6 +343,30 @@ func (p *profile) manners() {
 			add(ps)
 		}
 	}
+	slices.SortFunc(p.out.Voices, exactFirst)
+}
+
+// addVoice keeps the first voice of a host.
+func (p *profile) addVoice(host policy.HostPattern, v policy.Voice) {
+	if !slices.ContainsFunc(p.out.Voices, func(h HostVoice) bool { return h.Host == host }) {
+		p.out.Voices = append(p.out.Voices, HostVoice{host, v})
+	}
+}
+
+// exactFirst orders voices: names before wildcards, longer wildcards before shorter, so that the first match is the nearest.
+func exactFirst(a, b HostVoice) int {
+	_, ae := a.Host.Exact()
+	_, be := b.Host.Exact()
+	switch {
+	case ae && !be:
+		return -1
+	case be && !ae:
+		return 1
+	}
+	if d := len(b.Host.String()) - len(a.Host.String()); d != 0 {
+		return d
+	}
+	return strings.Compare(a.Host.String(), b.Host.String())
 }
 
 // sorted gives a map's keys in order, so that errors and results do not depend on chance.

@@ -139,7 +139,12 @@ func (t *Trust) lock() (unlock func(), err error) {
 }
 
 // WriteFile puts data at path, mode 0600, whole or not at all: a new file in the same directory, synced, and renamed.
-func WriteFile(path string, data []byte) error {
+func WriteFile(path string, data []byte) error { return write(path, data, 0) }
+
+// WriteNewFile is WriteFile that fails with fs.ErrExist when there is something at path.
+func WriteNewFile(path string, data []byte) error { return write(path, data, unix.RENAME_NOREPLACE) }
+
+func write(path string, data []byte, flags uint) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".postern-*")
 	if err != nil {
 		return err
@@ -150,10 +155,10 @@ func WriteFile(path string, data []byte) error {
 	}
 	err = errors.Join(err, f.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), path)
+		if err = unix.Renameat2(unix.AT_FDCWD, f.Name(), unix.AT_FDCWD, path, flags); err == nil {
+			return nil
+		}
+		err = &os.PathError{Op: "write", Path: path, Err: err}
 	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(f.Name()))
-	}
-	return err
+	return errors.Join(err, os.Remove(f.Name()))
 }

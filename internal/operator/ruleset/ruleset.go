@@ -2,6 +2,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -69,8 +70,9 @@ type Slot struct {
 
 // Compiled is an allow line as policy understands it.
 type Compiled struct {
-	Rule policy.Rule
-	At   strictyaml.At
+	Rule         policy.Rule
+	At           strictyaml.At
+	CredentialAt strictyaml.Pos // where its credential is named; zero without one
 	// Relaxations are what the line gives up of the default protection, one clause each (POLICY.md 11).
 	Relaxations []string
 }
@@ -102,7 +104,11 @@ func (a *Allow) Compile(label string, r *strictyaml.Report) Compiled {
 			r.Add(a.Pos(), "", "%s", errors.Unwrap(err))
 		}
 	}
-	return Compiled{Rule: rule, At: a.At, Relaxations: a.relaxations(rule)}
+	out := Compiled{Rule: rule, At: a.At, Relaxations: a.relaxations(rule)}
+	if in := cmp.Or(a.Inject, a.Swap); in != nil {
+		out.CredentialAt = in.Key("credential")
+	}
+	return out
 }
 
 func (a *Allow) lintHost(r *strictyaml.Report) {

@@ -37,9 +37,9 @@ func (t *tree) node(n ast.Node, depth int) *Node {
 	}
 	switch n := n.(type) {
 	case *ast.MappingNode:
-		return t.mapping(n.Values, depth)
+		return t.mapping(at, n.Values, depth)
 	case *ast.MappingValueNode:
-		return t.mapping([]*ast.MappingValueNode{n}, depth)
+		return t.mapping(at, []*ast.MappingValueNode{n}, depth)
 	case *ast.SequenceNode:
 		out := &Node{Pos: at, Kind: Sequence, Items: make([]*Node, 0, len(n.Values))}
 		for _, v := range n.Values {
@@ -76,12 +76,12 @@ func (t *tree) scalar(at Pos, text string, quoted bool) *Node {
 	return &Node{Pos: at, Kind: Scalar, Text: text, Quoted: quoted}
 }
 
-func (t *tree) mapping(values []*ast.MappingValueNode, depth int) *Node {
-	out := &Node{Kind: Mapping, Pairs: make([]Pair, 0, len(values))}
+func (t *tree) mapping(at Pos, values []*ast.MappingValueNode, depth int) *Node {
+	out := &Node{Pos: at, Kind: Mapping, Pairs: make([]Pair, 0, len(values))}
 	seen := make(map[string]Pos, len(values))
-	for _, v := range values {
+	for i, v := range values {
 		at := posOf(v.Key.GetToken())
-		if out.Line == 0 {
+		if i == 0 {
 			out.Pos = at
 		}
 		key := t.node(v.Key, depth+1)
