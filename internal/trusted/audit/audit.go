@@ -14,12 +14,14 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"postern/internal/core/gate"
@@ -125,17 +127,12 @@ func Open(cfg Config) (*Log, error) {
 	if cfg.Dir == "" || cfg.Session.IsZero() {
 		return nil, errors.New("audit: a log needs a directory and a session")
 	}
+	if cfg.Rotate < 0 || cfg.Keep < 0 || cfg.Queue < 0 || cfg.Wait < 0 {
+		return nil, errors.New("audit: a limit below zero")
+	}
+	cfg.Rotate, cfg.Queue, cfg.Wait = cmp.Or(cfg.Rotate, defaultRotate), cmp.Or(cfg.Queue, defaultQueue), cmp.Or(cfg.Wait, defaultWait)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
-	}
-	if cfg.Rotate <= 0 {
-		cfg.Rotate = defaultRotate
-	}
-	if cfg.Queue <= 0 {
-		cfg.Queue = defaultQueue
-	}
-	if cfg.Wait <= 0 {
-		cfg.Wait = defaultWait
 	}
 	if cfg.wrap == nil {
 		cfg.wrap = func(f file) file { return f }
@@ -302,9 +299,9 @@ func signal(c chan struct{}) {
 }
 
 // checkOwner refuses a directory that somebody else could change.
-func checkOwner(info os.FileInfo, uid uint32, dir string) error {
-	if uid != uint32(os.Geteuid()) {
-		return fmt.Errorf("%s belongs to uid %d, not to the one that writes it", dir, uid)
+func checkOwner(info os.FileInfo, dir string) error {
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Uid != uint32(os.Geteuid()) {
+		return fmt.Errorf("%s belongs to somebody else than uid %d, who is to write it", dir, os.Geteuid())
 	}
 	if info.Mode().Perm()&0o077 != 0 {
 		return fmt.Errorf("%s is open to others: chmod 700 it", dir)

@@ -16,6 +16,7 @@ import (
 
 	"postern/internal/core/gate"
 	"postern/internal/core/record"
+	"postern/internal/operator/journal"
 )
 
 func TestMain(m *testing.M) {
@@ -85,16 +86,16 @@ func mustClose(t testing.TB, l *Log) {
 	}
 }
 
-func verify(t testing.TB, dir string) Report {
+func verify(t testing.TB, dir string) journal.Report {
 	t.Helper()
-	r, err := Verify(dir)
+	r, err := journal.Verify(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func wantIntact(t testing.TB, dir string) Report {
+func wantIntact(t testing.TB, dir string) journal.Report {
 	t.Helper()
 	r := verify(t, dir)
 	if f, bad := r.First(); bad {
@@ -220,7 +221,7 @@ func TestSegmentsRotateAndTheChainGoesOn(t *testing.T) {
 	}
 	names, _ := filepath.Glob(filepath.Join(dir, "*"))
 	for _, n := range names {
-		if info, err := os.Stat(n); err != nil || info.Mode().Perm() != 0o600 || info.Size() > 4096+1024 && filepath.Base(n) != ledgerName {
+		if info, err := os.Stat(n); err != nil || info.Mode().Perm() != 0o600 || info.Size() > 4096+1024 && filepath.Base(n) != record.LedgerName {
 			t.Errorf("%s: %v %d bytes %v", n, info.Mode(), info.Size(), err)
 		}
 	}
@@ -267,7 +268,7 @@ func TestADirectoryThatOthersCanEnterIsRefused(t *testing.T) {
 		if err := os.Chown(dir, 12345, 12345); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(Config{Dir: dir, Session: newSession()}); err == nil || !strings.Contains(err.Error(), "12345") {
+		if _, err := Open(Config{Dir: dir, Session: newSession()}); err == nil || !strings.Contains(err.Error(), "somebody else") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -350,7 +351,7 @@ func TestOldSegmentsArePrunedOnTheRecord(t *testing.T) {
 		}
 	}
 	for _, f := range r.Files {
-		if f.State == Pruned {
+		if f.State == journal.Pruned {
 			pruned++
 		}
 	}
@@ -366,7 +367,7 @@ func TestARunningSessionIsNeverPrunedOrCalledKilled(t *testing.T) {
 	second := open(t, Config{Dir: dir, Keep: 1})
 	commit(t, second, 1)
 	for _, f := range wantIntact(t, dir).Files {
-		if f.State == Pruned || f.State == Unclosed {
+		if f.State == journal.Pruned || f.State == journal.Unclosed {
 			t.Errorf("%s: %v", f.Name, f.State)
 		}
 	}

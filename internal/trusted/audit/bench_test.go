@@ -49,20 +49,3 @@ func BenchmarkAppend(b *testing.B) {
 	}
 	mustClose(b, l)
 }
-
-func BenchmarkVerify(b *testing.B) {
-	dir := auditDir(b)
-	l := open(b, Config{Dir: dir})
-	for range 10000 {
-		if err := l.Append(allowed("api.example.com")); err != nil {
-			b.Fatal(err)
-		}
-	}
-	mustClose(b, l)
-	b.ReportAllocs()
-	for b.Loop() {
-		if r, err := Verify(dir); err != nil || !r.Intact() || r.Records != 10002 {
-			b.Fatal(err, r)
-		}
-	}
-}

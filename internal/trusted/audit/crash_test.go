@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"postern/internal/operator/journal"
 )
 
 // commitUntilKilled is the child of TestAKilledSessionLosesNothing: it says each number once the record is durable.
@@ -92,10 +94,10 @@ func TestAKilledSessionLosesNothingThatWasCommitted(t *testing.T) {
 	r := wantIntact(t, dir)
 	unclosed := 0
 	for _, f := range r.Files {
-		if f.State == Unclosed && !strings.HasPrefix(f.Problem, "empty") {
+		if f.State == journal.Unclosed && !strings.HasPrefix(f.Problem, "empty") {
 			unclosed++
 		}
-		if f.State == Running {
+		if f.State == journal.Running {
 			t.Errorf("%s: a killed session counts as running", f.Name)
 		}
 	}
@@ -103,7 +105,7 @@ func TestAKilledSessionLosesNothingThatWasCommitted(t *testing.T) {
 		t.Errorf("%d sessions, %d without a close", r.Sessions, unclosed)
 	}
 	have := map[string]bool{}
-	err := Read(dir, Query{}, func(e Entry) error {
+	err := journal.Read(dir, journal.Query{}, func(e journal.Entry) error {
 		have[e.Event.String()] = true
 		return nil
 	})
@@ -154,7 +156,7 @@ func fillTheDiskIn(mnt string) error {
 	if err := l.Commit(ctx, allowed("a.example")); !errors.Is(err, ErrBroken) {
 		return fmt.Errorf("a full disk accepts: %w", err)
 	}
-	if r, err := Verify(dir); err != nil || !r.Intact() || int(r.Records) < committed+1 {
+	if r, err := journal.Verify(dir); err != nil || !r.Intact() || int(r.Records) < committed+1 {
 		return fmt.Errorf("on the full disk: %w %+v", err, r)
 	}
 	if err := os.Remove(ballast); err != nil {
@@ -174,7 +176,7 @@ func fillTheDiskIn(mnt string) error {
 	if err := l.Close(); err != nil {
 		return err
 	}
-	r, err := Verify(dir)
+	r, err := journal.Verify(dir)
 	if f, bad := r.First(); err != nil || bad {
 		return fmt.Errorf("after recovery: %w %+v", err, f)
 	}

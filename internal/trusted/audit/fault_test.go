@@ -290,7 +290,7 @@ func TestALogThatLostItsFileStaysBroken(t *testing.T) {
 		if l.Commit(t.Context(), allowed("a.example")) == nil {
 			t.Fatal("committed on a broken disk")
 		}
-		name := filepath.Join(dir, segmentName(l.w.start, l.cfg.Session, 1))
+		name := filepath.Join(dir, l.segmentName(1))
 		if err := os.Truncate(name, 100); err != nil {
 			t.Fatal(err)
 		}

@@ -7,21 +7,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strconv"
-	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"postern/internal/core/gate"
 	"postern/internal/core/record"
-)
-
-const (
-	ledgerName  = "ledger.jsonl"
-	startLayout = "20060102T150405Z" // UTC
-	suffix      = ".jsonl"
 )
 
 // file is what the log needs of a file. Offsets are always given, so that a failed write is simply written over.
@@ -60,11 +50,7 @@ func openDirectory(dir string, wrap func(file) file) (*directory, error) {
 	}
 	info, err := root.Stat(".")
 	if err == nil {
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			err = checkOwner(info, st.Uid, dir)
-		} else {
-			err = errors.New(dir + ": no owner")
-		}
+		err = checkOwner(info, dir)
 	}
 	if err != nil {
 		_ = root.Close()
@@ -81,7 +67,7 @@ func (d *directory) create(name string) (file, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = d.locked(f); err == nil {
+	if err = lock(f, time.Second); err == nil {
 		err = d.sync()
 	}
 	if err == nil {
@@ -98,7 +84,7 @@ func (d *directory) reopen(name string) (file, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.locked(f); err != nil {
+	if err := lock(f, time.Second); err != nil {
 		_ = f.Close()
 		return nil, err
 	}
@@ -128,9 +114,6 @@ func (d *directory) open(name string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// locked takes the file's lock. Only a reader that looks whether the session runs can hold it, for a moment.
-func (d *directory) locked(f *os.File) error { return lock(f, unix.LOCK_EX, time.Second) }
-
 // sync makes new names durable.
 func (d *directory) sync() error {
 	f, err := d.root.Open(".")
@@ -141,11 +124,12 @@ func (d *directory) sync() error {
 	return errors.Join(err, f.Close())
 }
 
-// lock takes a flock(2) lock, or gives up after wait.
-func lock(f *os.File, how int, wait time.Duration) error {
+// lock takes the file's flock(2) lock, or gives up after wait. On a segment only a reader that looks whether the session runs can hold
+// it, for a moment.
+func lock(f *os.File, wait time.Duration) error {
 	end := time.Now().Add(wait)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return nil
 		}
@@ -159,32 +143,6 @@ func lock(f *os.File, how int, wait time.Duration) error {
 	}
 }
 
-func segmentName(start string, id gate.SessionID, n int) string {
-	return start + "-" + id.String() + "." + strconv.Itoa(n) + suffix
-}
-
-// segment is a parsed file name.
-type segment struct {
-	name    string
-	start   string
-	session gate.SessionID
-	n       int
-}
-
-func parseSegment(name string) (segment, bool) {
-	rest, ok := strings.CutSuffix(name, suffix)
-	start, rest, ok2 := strings.Cut(rest, "-")
-	id, num, ok3 := strings.Cut(rest, ".")
-	session, err := gate.ParseSessionID(id)
-	n, err2 := strconv.Atoi(num)
-	s := segment{name, start, session, n}
-	ok = ok && ok2 && ok3 && err == nil && err2 == nil && n > 0 && segmentName(start, session, n) == name
-	if _, err := time.Parse(startLayout, start); err != nil {
-		return segment{}, false
-	}
-	return s, ok
-}
-
 // ledger is the open and locked ledger.
 type ledger struct {
 	file file
@@ -194,13 +152,13 @@ type ledger struct {
 
 // withLedger runs fn while this process alone may write the ledger, new files and removals.
 func (d *directory) withLedger(wait time.Duration, fn func(*ledger) error) error {
-	f, err := d.open(ledgerName, os.O_RDWR|os.O_CREATE)
+	f, err := d.open(record.LedgerName, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return err
 	}
 	led := &ledger{file: d.wrap(osFile{f})}
 	defer led.file.Close()
-	if err := lock(f, unix.LOCK_EX, wait); err != nil {
+	if err := lock(f, wait); err != nil {
 		return err
 	}
 	info, err := f.Stat()

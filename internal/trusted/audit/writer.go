@@ -28,12 +28,12 @@ type writer struct {
 // begin makes the first segment and its first record durable.
 func (l *Log) begin() error {
 	w := &l.w
-	w.start, w.segment = l.cfg.Now().UTC().Format(startLayout), 1
+	w.start, w.segment = l.cfg.Now().UTC().Format(record.StartLayout), 1
 	err := l.dir.withLedger(l.cfg.Wait, func(led *ledger) (err error) {
-		if w.file, err = l.dir.create(segmentName(w.start, l.cfg.Session, 1)); err != nil {
+		if w.file, err = l.dir.create(l.segmentName(1)); err != nil {
 			return err
 		}
-		w.end.hash, err = led.append(record.LedgerEntry{Kind: record.LedgerOpened, Session: l.cfg.Session, Start: w.start, Segment: 1}, l.cfg.Now())
+		w.end.hash, err = led.append(l.entry(record.LedgerOpened), l.cfg.Now())
 		if err == nil {
 			l.dir.prune(led, l.cfg)
 		}
@@ -136,23 +136,20 @@ func (l *Log) flush() {
 func (l *Log) settle(b batch, err error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	late := l.inflight == nil // the watchdog has already told everybody that it failed
-	if late || err != nil {
-		l.lost, l.refused = l.lost+b.appends, l.refused+b.commits
+	if err == nil && l.inflight != nil {
+		l.inflight = nil
+		l.w.accept(b)
+		close(b.group.done)
+		if cap(b.buf) <= spareBytes {
+			l.spare = b.buf[:0]
+		}
+		return true
 	}
-	if err != nil && !late {
+	l.lost, l.refused = l.lost+b.appends, l.refused+b.commits
+	if l.inflight != nil { // else the watchdog has already told everybody that it failed
 		l.fail(err)
 	}
-	if late || err != nil {
-		return false
-	}
-	l.inflight = nil
-	l.w.accept(b)
-	close(b.group.done)
-	if cap(b.buf) <= spareBytes {
-		l.spare = b.buf[:0]
-	}
-	return true
+	return false
 }
 
 // stalled fails everybody who waits for a write that takes too long.
@@ -214,13 +211,11 @@ func (l *Log) rotate() error {
 	w := &l.w
 	err := l.dir.withLedger(l.cfg.Wait/2, func(led *ledger) (err error) {
 		if w.next == nil {
-			if w.next, err = l.dir.create(segmentName(w.start, l.cfg.Session, w.segment+1)); err != nil {
+			if w.next, err = l.dir.create(l.segmentName(w.segment + 1)); err != nil {
 				return err
 			}
 		}
-		_, err = led.append(record.LedgerEntry{
-			Kind: record.LedgerNext, Session: l.cfg.Session, Start: w.start, Segment: w.segment, Last: w.end.seq, Head: w.end.hash,
-		}, l.cfg.Now())
+		_, err = led.append(l.entry(record.LedgerNext), l.cfg.Now())
 		if err == nil {
 			l.dir.prune(led, l.cfg)
 		}
@@ -285,7 +280,7 @@ func (l *Log) reopen() error {
 		_ = w.file.Close()
 		w.file = nil
 	}
-	f, err := l.dir.reopen(segmentName(w.start, l.cfg.Session, w.segment))
+	f, err := l.dir.reopen(l.segmentName(w.segment))
 	if err != nil {
 		return err
 	}
@@ -325,11 +320,19 @@ func (l *Log) finish() {
 		return
 	}
 	w.closeErr = l.dir.withLedger(l.cfg.Wait, func(led *ledger) error {
-		_, err := led.append(record.LedgerEntry{
-			Kind: record.LedgerClosed, Session: l.cfg.Session, Start: w.start, Segment: w.segment, Last: w.end.seq, Head: w.end.hash,
-		}, l.cfg.Now())
+		_, err := led.append(l.entry(record.LedgerClosed), l.cfg.Now())
 		return err
 	})
+}
+
+// entry says in the ledger how the current segment ends.
+func (l *Log) entry(kind record.LedgerKind) record.LedgerEntry {
+	w := &l.w
+	return record.LedgerEntry{Kind: kind, Session: l.cfg.Session, Start: w.start, Segment: w.segment, Last: w.end.seq, Head: w.end.hash}
+}
+
+func (l *Log) segmentName(n int) string {
+	return record.Segment{Start: l.w.start, Session: l.cfg.Session, N: n}.Name()
 }
 
 func (l *Log) closeFiles() {

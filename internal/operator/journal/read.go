@@ -1,4 +1,4 @@
-package audit
+package journal
 
 import (
 	"container/heap"
@@ -45,15 +45,15 @@ type progress struct {
 
 // NewReader opens a directory for reading.
 func NewReader(dir string, q Query) (*Reader, error) {
-	root, err := os.OpenRoot(dir)
+	d, err := openDirectory(dir)
 	if err != nil {
-		return nil, fmt.Errorf("audit: %w", err)
+		return nil, fmt.Errorf("audit log: %w", err)
 	}
-	return &Reader{&directory{root: root}, q, map[string]*progress{}}, nil
+	return &Reader{d, q, map[string]*progress{}}, nil
 }
 
 // Close ends the reading.
-func (r *Reader) Close() error { return r.dir.root.Close() }
+func (r *Reader) Close() error { return r.dir.close() }
 
 // Read reads what is in a directory now.
 func Read(dir string, q Query, each func(Entry) error) error {
@@ -70,7 +70,7 @@ func Read(dir string, q Query, each func(Entry) error) error {
 func (r *Reader) Next(each func(Entry) error) error {
 	segs, err := r.dir.segments()
 	if err != nil {
-		return fmt.Errorf("audit: %w", err)
+		return fmt.Errorf("audit log: %w", err)
 	}
 	streams := r.streams(segs)
 	var open merge
@@ -112,27 +112,28 @@ func (r *Reader) Next(each func(Entry) error) error {
 }
 
 // streams makes one stream a session of the files that may hold something new.
-func (r *Reader) streams(segs []segment) []*stream {
+func (r *Reader) streams(segs []record.Segment) []*stream {
 	var out []*stream
 	for _, s := range segs {
-		if !r.query.Session.IsZero() && s.session != r.query.Session {
+		if !r.query.Session.IsZero() && s.Session != r.query.Session {
 			continue
 		}
-		p := r.files[s.name]
+		name := s.Name()
+		p := r.files[name]
 		if p == nil {
 			p = &progress{}
-			r.files[s.name] = p
+			r.files[name] = p
 		}
-		info, err := r.dir.root.Lstat(s.name)
+		info, err := r.dir.root.Lstat(name)
 		if p.done || err != nil || !info.Mode().IsRegular() || info.Size() <= p.offset || info.ModTime().Before(r.query.Since) {
 			continue
 		}
-		if n := len(out); n == 0 || out[n-1].session != s.session {
-			begins, _ := time.Parse(startLayout, s.start)
-			out = append(out, &stream{reader: r, session: s.session, begins: begins})
+		if n := len(out); n == 0 || out[n-1].session != s.Session {
+			begins, _ := time.Parse(record.StartLayout, s.Start)
+			out = append(out, &stream{reader: r, session: s.Session, begins: begins})
 		}
 		last := out[len(out)-1]
-		last.files = append(last.files, s.name)
+		last.files = append(last.files, name)
 	}
 	return out
 }
@@ -168,7 +169,7 @@ func (s *stream) advance() (bool, error) {
 			continue
 		}
 		if err != nil && err != errLongLine {
-			return false, fmt.Errorf("audit: %w", err)
+			return false, fmt.Errorf("audit log: %w", err)
 		}
 		s.at.offset = s.from + s.lines.offset
 		s.at.lines++
@@ -191,12 +192,12 @@ func (s *stream) advance() (bool, error) {
 func (s *stream) openNext() error {
 	name := s.files[0]
 	s.files = s.files[1:]
-	f, err := s.reader.dir.open(name, os.O_RDONLY)
+	f, err := s.reader.dir.open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("audit: %w", err)
+		return fmt.Errorf("audit log: %w", err)
 	}
 	s.file, s.at = f, s.reader.files[name]
 	s.from = s.at.offset

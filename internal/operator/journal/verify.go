@@ -1,11 +1,10 @@
-package audit
+package journal
 
 import (
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -72,15 +71,15 @@ func (r Report) First() (FileReport, bool) {
 	return r.Files[i], true
 }
 
-// Verify reads all files of a directory and checks every chain against the ledger. It holds one line in memory, and about a hundred
+// Verify reads all files of a directory and checks every chain against the ledger. It holds one line in memory, and a few hundred
 // bytes for each session. Sessions may go on writing meanwhile. The error says that the directory could not be read; damage is in the Report.
 func Verify(dir string) (Report, error) {
-	root, err := os.OpenRoot(dir)
+	d, err := openDirectory(dir)
 	if err != nil {
 		return Report{}, fmt.Errorf("audit verify: %w", err)
 	}
-	defer root.Close()
-	v := &verifier{dir: &directory{root: root}, ledger: map[gate.SessionID]*ledgerSession{}}
+	defer d.close()
+	v := &verifier{dir: d, ledger: map[gate.SessionID]*ledgerSession{}}
 	if err := v.snapshot(); err != nil {
 		return Report{}, fmt.Errorf("audit verify: %w", err)
 	}
@@ -95,8 +94,8 @@ func Verify(dir string) (Report, error) {
 
 type verifier struct {
 	dir    *directory
-	segs   []segment // what was there at one moment, by session and number
-	size   int64     // of the ledger at that moment
+	segs   []record.Segment // what was there at one moment, by session and number
+	size   int64            // of the ledger at that moment
 	ledger map[gate.SessionID]*ledgerSession
 	order  []gate.SessionID
 	report Report
@@ -106,20 +105,16 @@ type verifier struct {
 type ledgerSession struct {
 	start  string
 	first  record.Hash // what the first record follows
-	ends   map[int]segmentEnd
+	ends   map[int]head
+	pruned map[int]bool
 	last   int // highest segment that must exist
 	closed bool
 }
 
-type segmentEnd struct {
-	head
-	pruned bool
-}
-
 // snapshot lists the files and measures the ledger at one moment, between the steps of those who write.
 func (v *verifier) snapshot() error {
-	f, err := v.dir.open(ledgerName, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
+	f, err := v.dir.open(record.LedgerName)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errReplaced) {
 		v.size = -1
 		v.segs, err = v.dir.segments()
 		return err
@@ -128,7 +123,7 @@ func (v *verifier) snapshot() error {
 		return err
 	}
 	defer f.Close()
-	if err := lock(f, unix.LOCK_SH, 5*time.Second); err != nil {
+	if err := share(f, 5*time.Second); err != nil {
 		return err
 	}
 	info, err := f.Stat()
@@ -147,7 +142,7 @@ func (v *verifier) add(f FileReport) {
 
 // readLedger follows the ledger's own chain. What a damaged ledger says is still used, so that one fault is not reported as many.
 func (v *verifier) readLedger() error {
-	fr := FileReport{Name: ledgerName, State: Intact}
+	fr := FileReport{Name: record.LedgerName, State: Intact}
 	if v.size < 0 {
 		if len(v.segs) > 0 {
 			fr.State, fr.Problem = Damaged, "removed: there are sessions, but no ledger"
@@ -155,7 +150,7 @@ func (v *verifier) readLedger() error {
 		}
 		return nil
 	}
-	f, err := v.dir.open(ledgerName, os.O_RDONLY)
+	f, err := v.dir.open(record.LedgerName)
 	if err != nil {
 		return err
 	}
@@ -210,40 +205,38 @@ func (v *verifier) note(e record.StoredLedger) string {
 		if s != nil {
 			return "session " + e.Session.String() + " is opened twice"
 		}
-		v.ledger[e.Session] = &ledgerSession{start: e.Start, first: e.Hash, ends: map[int]segmentEnd{}, last: 1}
+		v.ledger[e.Session] = &ledgerSession{start: e.Start, first: e.Hash, ends: map[int]head{}, pruned: map[int]bool{}, last: 1}
 		v.order = append(v.order, e.Session)
 		return ""
 	}
 	if s == nil {
 		return "session " + e.Session.String() + " was never opened"
 	}
-	end := s.ends[e.Segment]
-	end.head = head{e.Last, e.Head}
-	switch e.Kind {
-	case record.LedgerNext:
-		s.last = max(s.last, e.Segment+1)
-	case record.LedgerClosed:
-		s.closed = true
-		s.last = max(s.last, e.Segment)
-	case record.LedgerPruned:
-		end.pruned = true
+	if e.Kind == record.LedgerPruned {
+		s.pruned[e.Segment] = true
+		return ""
 	}
-	s.ends[e.Segment] = end
+	s.ends[e.Segment] = head{e.Last, e.Head}
+	s.last = max(s.last, e.Segment)
+	if e.Kind == record.LedgerNext {
+		s.last = max(s.last, e.Segment+1)
+	}
+	s.closed = s.closed || e.Kind == record.LedgerClosed
 	return ""
 }
 
 func (v *verifier) readSessions() error {
-	bySession := map[gate.SessionID]map[int]segment{}
-	var unknown []segment
+	bySession := map[gate.SessionID]map[int]record.Segment{}
+	var unknown []record.Segment
 	for _, s := range v.segs {
-		if l := v.ledger[s.session]; l == nil || l.start != s.start {
+		if l := v.ledger[s.Session]; l == nil || l.start != s.Start {
 			unknown = append(unknown, s)
 			continue
 		}
-		if bySession[s.session] == nil {
-			bySession[s.session] = map[int]segment{}
+		if bySession[s.Session] == nil {
+			bySession[s.Session] = map[int]record.Segment{}
 		}
-		bySession[s.session][s.n] = s
+		bySession[s.Session][s.N] = s
 	}
 	for _, id := range v.order {
 		v.report.Sessions++
@@ -260,15 +253,15 @@ func (v *verifier) readSessions() error {
 }
 
 // stray judges a file that the ledger does not expect: empty when its process was killed before it could enter it, else not ours.
-func (v *verifier) stray(s segment) error {
-	info, err := v.dir.root.Lstat(s.name)
+func (v *verifier) stray(s record.Segment) error {
+	info, err := v.dir.root.Lstat(s.Name())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	fr := FileReport{Name: s.name, State: Damaged, Session: s.session, Problem: "not in the ledger: it was brought from elsewhere, or the ledger was cut"}
+	fr := FileReport{Name: s.Name(), State: Damaged, Session: s.Session, Problem: "not in the ledger: it was brought from elsewhere, or the ledger was cut"}
 	if info.Mode().IsRegular() && info.Size() == 0 {
 		fr.State, fr.Problem = Unclosed, "empty: its process was killed before it wrote"
 	}
@@ -276,21 +269,21 @@ func (v *verifier) stray(s segment) error {
 	return nil
 }
 
-// session follows one session through its segments.
-func (v *verifier) session(id gate.SessionID, files map[int]segment) error {
+// session follows one session through its record.Segments.
+func (v *verifier) session(id gate.SessionID, files map[int]record.Segment) error {
 	l := v.ledger[id]
 	at := head{0, l.first}
 	for n := 1; n <= l.last; n++ {
 		end, ended := l.ends[n]
 		s, there := files[n]
 		delete(files, n)
-		c := &chain{at: at, session: id, end: end.head, ended: ended, lastOpen: !l.closed && n == l.last}
-		fr := FileReport{Name: segmentName(l.start, id, n), Session: id}
+		c := &chain{at: at, session: id, end: end, ended: ended, lastOpen: !l.closed && n == l.last}
+		fr := FileReport{Name: record.Segment{Start: l.start, Session: id, N: n}.Name(), Session: id}
 		var err error
 		switch {
 		case there:
 			err = v.segment(s, c, &fr)
-		case end.pruned:
+		case l.pruned[n]:
 			fr.State = Pruned
 		default:
 			fr.Problem = "removed: the ledger says that it exists"
@@ -301,7 +294,7 @@ func (v *verifier) session(id gate.SessionID, files map[int]segment) error {
 		v.add(fr)
 		at = c.at
 		if ended {
-			at = end.head
+			at = end
 		}
 	}
 	for _, n := range slices.Sorted(keys(files)) {
@@ -312,7 +305,7 @@ func (v *verifier) session(id gate.SessionID, files map[int]segment) error {
 	return nil
 }
 
-func keys(m map[int]segment) func(func(int) bool) {
+func keys(m map[int]record.Segment) func(func(int) bool) {
 	return func(yield func(int) bool) {
 		for k := range m {
 			if !yield(k) {
@@ -323,8 +316,8 @@ func keys(m map[int]segment) func(func(int) bool) {
 }
 
 // prunedSince reports whether the ledger has meanwhile said that the segment was pruned.
-func (v *verifier) prunedSince(s segment) (bool, error) {
-	f, err := v.dir.open(ledgerName, os.O_RDONLY)
+func (v *verifier) prunedSince(s record.Segment) (bool, error) {
+	f, err := v.dir.open(record.LedgerName)
 	if err != nil {
 		return false, err
 	}
@@ -338,15 +331,15 @@ func (v *verifier) prunedSince(s segment) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if e, err := record.ParseLedger(line); err == nil && e.Kind == record.LedgerPruned && e.Session == s.session && e.Segment == s.n {
+		if e, err := record.ParseLedger(line); err == nil && e.Kind == record.LedgerPruned && e.Session == s.Session && e.Segment == s.N {
 			return true, nil
 		}
 	}
 }
 
 // segment checks one file.
-func (v *verifier) segment(s segment, c *chain, fr *FileReport) error {
-	f, err := v.dir.open(s.name, os.O_RDONLY)
+func (v *verifier) segment(s record.Segment, c *chain, fr *FileReport) error {
+	f, err := v.dir.open(s.Name())
 	if errors.Is(err, fs.ErrNotExist) {
 		fr.Problem = "removed while it was being verified"
 		ok, err := v.prunedSince(s)

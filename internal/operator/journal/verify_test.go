@@ -1,7 +1,8 @@
-package audit
+package journal
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -11,9 +12,75 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"postern/internal/core/gate"
 	"postern/internal/core/record"
+	"postern/internal/trusted/audit"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newSession() gate.SessionID {
+	var b [10]byte
+	rand.Read(b[:])
+	return gate.NewSessionID(b)
+}
+
+func open(t testing.TB, cfg audit.Config) *audit.Log {
+	t.Helper()
+	if cfg.Session.IsZero() {
+		cfg.Session = newSession()
+	}
+	l, err := audit.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func auditDir(t testing.TB) string { return filepath.Join(t.TempDir(), "audit") }
+
+func allowed() *record.Record {
+	return &record.Record{
+		Kind: record.Decision, Verdict: "allow", Reason: gate.ReasonAllowed, Rule: "postern.yaml:3", Action: "request",
+		Scheme: "https", Host: "a.example", Port: 443, Method: "GET", Path: "/",
+	}
+}
+
+func commit(t testing.TB, l *audit.Log, n int) {
+	t.Helper()
+	for range n {
+		if err := l.Commit(t.Context(), allowed()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func mustClose(t testing.TB, l *audit.Log) {
+	t.Helper()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func verify(t testing.TB, dir string) Report {
+	t.Helper()
+	r, err := Verify(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func wantIntact(t testing.TB, dir string) Report {
+	t.Helper()
+	r := verify(t, dir)
+	if f, bad := r.First(); bad {
+		t.Fatalf("%s:%d: %s", f.Name, f.Line, f.Problem)
+	}
+	return r
+}
 
 // house is a directory with three closed sessions of three segments each.
 type house struct {
@@ -29,7 +96,7 @@ func build(t *testing.T) *house {
 		id := newSession()
 		h.ids = append(h.ids, id)
 		at := time.Date(2026, 1, 1+i, 0, 0, 0, 0, time.UTC)
-		l := open(t, Config{Dir: h.dir, Session: id, Rotate: 3000, Now: func() time.Time { at = at.Add(time.Second); return at }})
+		l := open(t, audit.Config{Dir: h.dir, Session: id, Rotate: 3000, Now: func() time.Time { at = at.Add(time.Second); return at }})
 		for len(h.segments(id)) < 3 {
 			commit(t, l, 1)
 		}
@@ -254,7 +321,7 @@ func TestVerifyNamesEachKindOfTampering(t *testing.T) {
 	}
 }
 
-func (h *house) ledger() string { return filepath.Join(h.dir, ledgerName) }
+func (h *house) ledger() string { return filepath.Join(h.dir, record.LedgerName) }
 
 func (h *house) remove(name string) {
 	if err := os.Remove(name); err != nil {
@@ -291,7 +358,7 @@ func TestAnyChangedByteIsFound(t *testing.T) {
 			if err := os.WriteFile(n, bent, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if verify(t, h.dir).Intact() && !(filepath.Base(n) == ledgerName && at >= bytes.LastIndexByte(whole[:len(whole)-1], '\n')) {
+			if verify(t, h.dir).Intact() && !(filepath.Base(n) == record.LedgerName && at >= bytes.LastIndexByte(whole[:len(whole)-1], '\n')) {
 				t.Fatalf("%s: byte %d changed from %q unnoticed", n, at, whole[at])
 			}
 		}
@@ -313,7 +380,7 @@ func TestAKilledWriterIsNoTampering(t *testing.T) {
 			h.writeRaw(strings.Replace(last, ".1.jsonl", ".2.jsonl", 1), nil)
 		},
 		"an empty session without an entry": func(h *house, last string) {
-			h.writeRaw(filepath.Join(h.dir, segmentName("20300101T000000Z", newSession(), 1)), nil)
+			h.writeRaw(filepath.Join(h.dir, record.Segment{Start: "20300101T000000Z", Session: newSession(), N: 1}.Name()), nil)
 		},
 		"a torn ledger entry": func(h *house, last string) {
 			b, err := os.ReadFile(h.ledger())
@@ -325,9 +392,10 @@ func TestAKilledWriterIsNoTampering(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := build(t)
-			l := open(t, Config{Dir: h.dir})
+			killed := newSession()
+			l := open(t, audit.Config{Dir: h.dir, Session: killed})
 			commit(t, l, 3)
-			last := filepath.Join(h.dir, segmentName(l.w.start, l.cfg.Session, 1))
+			last := h.segments(killed)[0]
 			kept, err := os.ReadFile(last)
 			if err != nil {
 				t.Fatal(err)
@@ -344,7 +412,7 @@ func TestAKilledWriterIsNoTampering(t *testing.T) {
 			if !slices.ContainsFunc(r.Files, func(f FileReport) bool { return f.State == Unclosed && strings.Contains(f.Problem, "killed") }) {
 				t.Errorf("nothing is said of it: %+v", r.Files)
 			}
-			again := open(t, Config{Dir: h.dir}) // the next session goes on in the same directory
+			again := open(t, audit.Config{Dir: h.dir}) // the next session goes on in the same directory
 			mustClose(t, again)
 			wantIntact(t, h.dir)
 		})
@@ -369,13 +437,13 @@ func TestVerifyWatchesSessionsThatGoOn(t *testing.T) {
 					return
 				default:
 				}
-				l, err := Open(Config{Dir: dir, Session: newSession(), Rotate: 2048})
+				l, err := audit.Open(audit.Config{Dir: dir, Session: newSession(), Rotate: 2048})
 				if err != nil {
 					done <- err
 					return
 				}
 				for range 30 {
-					if err := l.Commit(t.Context(), allowed("a.example")); err != nil {
+					if err := l.Commit(t.Context(), allowed()); err != nil {
 						done <- err
 						return
 					}
@@ -412,7 +480,7 @@ func TestADamagedLedgerIsNotContinued(t *testing.T) {
 		l[len(l)-1] = bytes.Replace(l[len(l)-1], []byte(`"segment":3`), []byte(`"segment":4`), 1)
 		return l
 	})
-	if _, err := Open(Config{Dir: h.dir, Session: newSession()}); err == nil || !strings.Contains(err.Error(), "postern audit verify") {
+	if _, err := audit.Open(audit.Config{Dir: h.dir, Session: newSession()}); err == nil || !strings.Contains(err.Error(), "postern audit verify") {
 		t.Error(err)
 	}
 }
@@ -421,8 +489,9 @@ func TestReadMergesSessionsByTimeAndFollowsThem(t *testing.T) {
 	dir := auditDir(t)
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	now := func() time.Time { at = at.Add(time.Second); return at }
-	a := open(t, Config{Dir: dir, Now: now, Rotate: 1500})
-	b := open(t, Config{Dir: dir, Now: now})
+	first := newSession()
+	a := open(t, audit.Config{Dir: dir, Session: first, Now: now, Rotate: 1500})
+	b := open(t, audit.Config{Dir: dir, Now: now})
 	r, err := NewReader(dir, Query{})
 	if err != nil {
 		t.Fatal(err)
@@ -459,8 +528,8 @@ func TestReadMergesSessionsByTimeAndFollowsThem(t *testing.T) {
 		t.Errorf("read at once: %v %d records", err, len(whole))
 	}
 	n := 0
-	err = Read(dir, Query{Session: a.cfg.Session, Since: at.Add(-4 * time.Second)}, func(e Entry) error {
-		if e.Session != a.cfg.Session || e.Time.Before(at.Add(-4*time.Second)) {
+	err = Read(dir, Query{Session: first, Since: at.Add(-4 * time.Second)}, func(e Entry) error {
+		if e.Session != first || e.Time.Before(at.Add(-4*time.Second)) {
 			t.Errorf("%v %v", e.Session, e.Time)
 		}
 		n++
@@ -485,5 +554,22 @@ func TestReadShowsALineThatIsNoRecord(t *testing.T) {
 		return nil
 	}); err != nil || bad != 1 {
 		t.Errorf("%v, %d bad lines", err, bad)
+	}
+}
+
+func BenchmarkVerify(b *testing.B) {
+	dir := auditDir(b)
+	l := open(b, audit.Config{Dir: dir})
+	for range 10000 {
+		if err := l.Append(allowed()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	mustClose(b, l)
+	b.ReportAllocs()
+	for b.Loop() {
+		if r := verify(b, dir); r.Records != 10002 || !r.Intact() {
+			b.Fatal(r)
+		}
 	}
 }
