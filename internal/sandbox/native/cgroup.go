@@ -1,0 +1,211 @@
+package native
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// cgroup bounds the memory and the number of processes of one sandbox. A nil cgroup bounds nothing.
+type cgroup struct{ dirs []string }
+
+// A hierarchy is one place where control groups of ours could be made.
+type hierarchy struct {
+	parents []string // tried in turn
+	limits  map[string]string
+}
+
+const cgroupPrefix = "postern-"
+
+// newCgroup makes a group with limits, in version 2 where a parent is delegated to us, else in version 1. The note says what is
+// missing.
+func newCgroup(l Limits) (*cgroup, string) {
+	memory := l.Memory
+	if memory == 0 {
+		memory = machineMemory() / 4 * 3
+	}
+	processes := l.Processes
+	if processes == 0 {
+		processes = defaultProcesses
+	}
+	own, err := ownGroups()
+	if err != nil {
+		return nil, "no cgroup: " + err.Error()
+	}
+	name := cgroupPrefix + owner()
+	var g cgroup
+	var missing []string
+	for _, h := range hierarchies(own, memory, processes) {
+		sweep(h.parents)
+		dir, err := h.create(name)
+		if err != nil {
+			missing = append(missing, err.Error())
+			continue
+		}
+		g.dirs = append(g.dirs, dir)
+	}
+	if len(g.dirs) == 0 {
+		return nil, "no cgroup limits memory and processes of all the sandbox together: " + strings.Join(missing, "; ")
+	}
+	if len(missing) > 0 {
+		return &g, "cgroup limits are incomplete: " + strings.Join(missing, "; ")
+	}
+	return &g, ""
+}
+
+// hierarchies says where groups can be made: version 2 beside our own group or below it (a group with processes may not have
+// children with limits), version 1 below our own.
+func hierarchies(own map[string]string, memory, processes int64) []hierarchy {
+	const base = "/sys/fs/cgroup"
+	mem, num := strconv.FormatInt(memory, 10), strconv.FormatInt(processes, 10)
+	if _, err := os.Stat(base + "/cgroup.controllers"); err == nil {
+		at := filepath.Join(base, own[""])
+		return []hierarchy{{
+			[]string{filepath.Dir(at), at},
+			map[string]string{"memory.max": mem, "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": num},
+		}}
+	}
+	return []hierarchy{
+		{[]string{filepath.Join(base, "memory", own["memory"])}, map[string]string{"memory.limit_in_bytes": mem}},
+		{[]string{filepath.Join(base, "pids", own["pids"])}, map[string]string{"pids.max": num}},
+	}
+}
+
+func (h hierarchy) create(name string) (string, error) {
+	var last error
+	for _, parent := range h.parents {
+		if !within(parent, "/sys/fs/cgroup") || parent == "/sys/fs/cgroup" && len(h.parents) > 1 {
+			continue
+		}
+		dir := filepath.Join(parent, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			last = err
+			continue
+		}
+		if last = h.limit(dir); last == nil {
+			return dir, nil
+		}
+		os.Remove(dir)
+	}
+	if last == nil {
+		last = errors.New("there is no place for one")
+	}
+	return "", last
+}
+
+func (h hierarchy) limit(dir string) error {
+	for file, value := range h.limits {
+		err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0)
+		if err != nil && !(errors.Is(err, os.ErrNotExist) && (file == "memory.swap.max" || file == "memory.oom.group")) {
+			return err
+		}
+	}
+	return nil
+}
+
+// adopt moves a process into the group. Its future children are born there.
+func (g *cgroup) adopt(pid int) error {
+	if g == nil {
+		return nil
+	}
+	for _, dir := range g.dirs {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+			return &Error{Op: "cgroup", Path: dir, Err: err}
+		}
+	}
+	return nil
+}
+
+// remove deletes the group, which must be empty.
+func (g *cgroup) remove() {
+	if g == nil {
+		return
+	}
+	for _, dir := range g.dirs {
+		os.Remove(dir) // if it fails, the next start sweeps
+	}
+	g.dirs = nil
+}
+
+// owner names this process beyond doubt, in spite of reused pids: pid, start time, and a number for several sandboxes of one process.
+func owner() string {
+	var random [4]byte
+	unix.Getrandom(random[:], 0) // a collision is an error of mkdir
+	return fmt.Sprintf("%d-%s-%x", os.Getpid(), startTime(os.Getpid()), random)
+}
+
+// startTime is field 22 of /proc/PID/stat, "" when there is no such process.
+func startTime(pid int) string {
+	b, err := readSmall(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	_, rest, ok := strings.Cut(b, ") ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 20 {
+		return ""
+	}
+	return fields[19]
+}
+
+// sweep removes the groups of gateways that died without doing so.
+func sweep(parents []string) {
+	for _, parent := range parents {
+		found, _ := filepath.Glob(filepath.Join(parent, cgroupPrefix+"*")) // the only error is a bad pattern
+		for _, dir := range found {
+			part := strings.Split(strings.TrimPrefix(filepath.Base(dir), cgroupPrefix), "-")
+			if len(part) != 3 {
+				continue
+			}
+			if pid, err := strconv.Atoi(part[0]); err == nil && startTime(pid) != part[1] {
+				os.Remove(dir) // a group with processes is busy and stays
+			}
+		}
+	}
+}
+
+// ownGroups maps controllers to our own group's path; "" is version 2's.
+func ownGroups() (map[string]string, error) {
+	text, err := readSmall("/proc/self/cgroup")
+	if err != nil {
+		return nil, err
+	}
+	own := map[string]string{}
+	for line := range strings.Lines(text) {
+		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(part) != 3 || strings.Contains(part[2], "..") {
+			continue
+		}
+		for c := range strings.SplitSeq(part[1], ",") {
+			own[c] = part[2]
+		}
+	}
+	return own, nil
+}
+
+func machineMemory() int64 {
+	var si unix.Sysinfo_t
+	if unix.Sysinfo(&si) != nil {
+		return 4 << 30
+	}
+	return int64(si.Totalram) * int64(si.Unit)
+}
+
+// readSmall reads at most 64 KiB of a kernel file.
+func readSmall(name string) (string, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	var b strings.Builder
+	_, err = io.Copy(&b, io.LimitReader(bufio.NewReader(f), 64<<10))
+	return b.String(), err
+}
