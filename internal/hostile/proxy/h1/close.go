@@ -38,7 +38,8 @@ func (c *Conn) CloseWrite() error {
 // Close closes the connection. After a violation it first lets the client read the refusal: closing on unread
 // input would reset the connection and lose the answer.
 func (c *Conn) Close() error {
-	if c.violation.Load() != nil && c.CloseWrite() == nil && c.Conn.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
+	if c.violation.Load() != nil && c.Conn.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
+		_ = c.CloseWrite() // without it the client closes by itself once it has the answer
 		var scratch [1 << 10]byte
 		for n := 0; n < lingerLimit; {
 			m, err := c.Conn.Read(scratch[:])

@@ -190,7 +190,8 @@ func listen(t *testing.T, serve func(net.Conn)) *net.TCPAddr {
 func TestSSHShowsTheRefusal(t *testing.T) {
 	addr := listen(t, func(c net.Conn) {
 		f := Refusal{Reason: gate.ReasonSSH, Event: event, Host: "forge.example.com"}
-		if err := SSH(c, f, time.Now().Add(10*time.Second)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		c.SetDeadline(time.Now().Add(10 * time.Second))
+		if err := Raw(c, f); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Logf("the client left: %v", err)
 		}
 	})
@@ -213,7 +214,7 @@ func TestSSHShowsTheRefusal(t *testing.T) {
 func TestGitDaemonClientShowsTheRefusal(t *testing.T) {
 	addr := listen(t, func(c net.Conn) {
 		c.Read(make([]byte, 1<<10))
-		GitDaemon(c, Refusal{Reason: gate.ReasonGitProtocol, Event: event})
+		Raw(c, Refusal{Reason: gate.ReasonGitProtocol, Event: event})
 	})
 	_, diag, err := tool(t, "", nil, "git", "ls-remote", "git://"+addr.String()+"/acme/widgets")
 	if want := "fatal: remote error: postern refused this request: git:// does not leave the sandbox (protocol.git)"; err == nil || !strings.Contains(diag, want) {
@@ -224,7 +225,7 @@ func TestGitDaemonClientShowsTheRefusal(t *testing.T) {
 func TestRawHTTPIsAWholeAnswer(t *testing.T) {
 	addr := listen(t, func(c net.Conn) {
 		c.Read(make([]byte, 1<<10))
-		HTTP(c, Refusal{Reason: gate.ReasonDirectToListener, Event: event})
+		Raw(c, Refusal{Reason: gate.ReasonDirectToListener, Event: event})
 	})
 	resp, err := http.Get("http://" + addr.String())
 	if err != nil {

@@ -1,7 +1,6 @@
 package refuse
 
 import (
-	"io"
 	"net/http"
 	"strconv"
 
@@ -10,7 +9,7 @@ import (
 
 // writeGit answers as a git server does when it has one thing to say (gitprotocol-http, gitprotocol-pack). Status 200 and the
 // exact content type matter: with any other git hides the text, and 401 makes it ask for a password.
-func writeGit(w http.ResponseWriter, f Refusal) {
+func writeGit(w http.ResponseWriter, f Refusal) int {
 	contentType, body := "application/x-git-upload-pack-result", errLine(f.Text())
 	switch f.Git.Op {
 	case git.DiscoverFetch:
@@ -25,12 +24,7 @@ func writeGit(w http.ResponseWriter, f Refusal) {
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(http.StatusOK)
 	_, _ = w.Write(body) // the client may be gone; there is nobody else to tell
-}
-
-// GitDaemon refuses a git:// connection in its own protocol. The caller sets the write deadline and closes.
-func GitDaemon(w io.Writer, f Refusal) error {
-	_, err := w.Write(errLine(f.Text()))
-	return err
+	return http.StatusOK
 }
 
 func errLine(text string) []byte { return pktLine(nil, "ERR "+text) }

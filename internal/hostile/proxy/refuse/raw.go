@@ -7,11 +7,29 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"time"
+
+	"postern/internal/core/gate"
 )
 
-// HTTP refuses a connection on which no request was parsed, with a whole HTTP/1.1 answer. The caller sets the write deadline and closes.
-func HTTP(w io.Writer, f Refusal) error {
+// Raw refuses a connection on which no request was parsed, in the protocol that the reason names: SSH, git://, else HTTP/1.1.
+// It may read what the client still says, so that closing does not reset the connection and lose the refusal. The caller sets the
+// deadline of c before and closes it after; an error says that the client may not have got the refusal.
+func Raw(c net.Conn, f Refusal) error {
+	if f.Reason == gate.ReasonNone {
+		f.Reason = gate.ReasonBug
+	}
+	switch f.Reason {
+	case gate.ReasonSSH:
+		return writeSSH(c, f)
+	case gate.ReasonGitProtocol:
+		_, err := c.Write(errLine(f.Text()))
+		return err
+	}
+	return writeHTTP(c, f)
+}
+
+// writeHTTP writes a whole HTTP/1.1 answer.
+func writeHTTP(w io.Writer, f Refusal) error {
 	status := f.status()
 	contentType, body := f.body(status, false)
 	_, err := fmt.Fprintf(w, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nX-Postern-Reason: %s\r\nX-Postern-Event: %s\r\n"+
@@ -29,12 +47,8 @@ const (
 	sshDescriptionLength = 400 // OpenSSH prints no more
 )
 
-// SSH refuses an SSH connection in its own protocol, by the deadline: an identification string and a disconnect message, which the client
-// prints. What the client sends is read and dropped, since closing on unread input would lose the message. The caller closes.
-func SSH(c net.Conn, f Refusal, deadline time.Time) error {
-	if err := c.SetDeadline(deadline); err != nil {
-		return err
-	}
+// writeSSH sends an identification string and a disconnect message, which the client prints, and reads until the client hangs up.
+func writeSSH(c net.Conn, f Refusal) error {
 	packet, err := sshDisconnect(f.Line())
 	if err != nil {
 		return err

@@ -36,9 +36,9 @@ type Refusal struct {
 	Status int          // HTTP status instead of the usual one; ignored unless it is a 4xx that ends a client's attempts
 }
 
-// Write answers r with the refusal. Nothing may have been written to w before. The caller has drained the body of a git push
-// (git shows the answer to nothing less) and decides whether the connection is kept.
-func Write(w http.ResponseWriter, r *http.Request, f Refusal) {
+// Write answers r with the refusal and returns the HTTP status it had. Nothing may have been written to w before. The caller has drained
+// the body of a git push (git shows the answer to nothing less) and decides whether the connection is kept.
+func Write(w http.ResponseWriter, r *http.Request, f Refusal) int {
 	if f.Reason == gate.ReasonNone {
 		f.Reason = gate.ReasonBug
 	}
@@ -51,12 +51,10 @@ func Write(w http.ResponseWriter, r *http.Request, f Refusal) {
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
 	if f.Git.Op != git.NotGit {
-		writeGit(w, f)
-		return
+		return writeGit(w, f)
 	}
 	if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
-		writeGRPC(w, f)
-		return
+		return writeGRPC(w, f)
 	}
 	status := f.status()
 	contentType, body := f.body(status, wantsJSON(r))
@@ -66,16 +64,18 @@ func Write(w http.ResponseWriter, r *http.Request, f Refusal) {
 	if r.Method != http.MethodHead {
 		_, _ = w.Write(body) // the client may be gone; there is nobody else to tell
 	}
+	return status
 }
 
 // writeGRPC refuses a call with a response of trailers alone (gRPC over HTTP2, "Trailers-Only").
-func writeGRPC(w http.ResponseWriter, f Refusal) {
+func writeGRPC(w http.ResponseWriter, f Refusal) int {
 	h := w.Header()
 	h.Set("Content-Type", "application/grpc")
 	h.Set("Grpc-Status", "7")
 	h.Set("Grpc-Message", strings.ReplaceAll(f.Line(), "%", "%25"))
 	h.Set("Content-Length", "0")
 	w.WriteHeader(http.StatusOK)
+	return http.StatusOK
 }
 
 // status is the HTTP status of the answer.
