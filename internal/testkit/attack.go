@@ -30,6 +30,7 @@ type Attacks struct {
 	House *House
 	Net   *Net
 	Sinks []*Sink
+	Flags []string // of postern run
 	Twin  []string // for attacks without their own
 	Rows  []Attack
 }
@@ -57,7 +58,7 @@ func (a *Attacks) row(t *testing.T, row Attack) {
 		t.Fatal("the control did not reach the sink: this attack is not live, and the rest would prove nothing")
 	}
 	before := len(a.House.Audit(t))
-	got := a.House.Run(t, fill(row.Attempt, attempt)...)
+	got := a.House.RunWith(t, a.Flags, fill(row.Attempt, attempt)...)
 	if n := sink(attempt); n != 0 {
 		t.Errorf("%d of the attempt arrived at the sink\nstdout: %s\nstderr: %s", n, got.Stdout, got.Stderr)
 	}
@@ -68,7 +69,7 @@ func (a *Attacks) row(t *testing.T, row Attack) {
 	if len(legitimate) == 0 {
 		legitimate = a.Twin
 	}
-	ok := a.House.Run(t, fill(legitimate, twin)...)
+	ok := a.House.RunWith(t, a.Flags, fill(legitimate, twin)...)
 	if a.sink(twin) == 0 && sink(twin) == 0 {
 		t.Errorf("the twin did not arrive: nothing gets through, so nothing was proved\nstdout: %s\nstderr: %s", ok.Stdout, ok.Stderr)
 	}

@@ -90,7 +90,8 @@ func (n *Net) NewHouse(t T, c Config) *House {
 		}
 		fmt.Fprintf(&b, "  %s: {kind: %s, source: {file: %s}}\n", cred.Secret.Name, kind, name)
 	}
-	b.WriteString("\n" + n.Upstreams() + "\nprofiles:\n  default:\n")
+	fmt.Fprintf(&b, "\naudit: {dir: %s}\n", filepath.Join(h.State, "audit"))
+	b.WriteString(n.Upstreams() + "\nprofiles:\n  default:\n")
 	for line := range strings.Lines(strings.Trim(c.Profile, "\n") + "\n") {
 		b.WriteString("    " + line)
 	}
@@ -204,11 +205,14 @@ func (r Record) Text(key string) string {
 	return s
 }
 
-// Audit reads every audit log of the house, in order of their names.
+// Audit reads the records of every session of the house, in the order in which the sessions began.
 func (h *House) Audit(t T) []Record {
 	t.Helper()
 	var out []Record
 	for _, name := range h.AuditFiles(t) {
+		if filepath.Base(name) == "ledger.jsonl" {
+			continue // tells of segments, not of what happened
+		}
 		b, err := os.ReadFile(name)
 		b = must(t, b, err)
 		for line := range strings.Lines(string(b)) {

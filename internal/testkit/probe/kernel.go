@@ -35,7 +35,7 @@ func socket(args []string) (map[string]any, error) {
 }
 
 // systemCall NAME makes a call that a sandbox must refuse, with arguments that do no harm where it is allowed: most then fail with
-// EFAULT or EINVAL instead of EPERM. Success is any result but a refusal (EPERM, EACCES or ENOSYS).
+// EFAULT or EINVAL instead of EPERM. Success is any result but a refusal (EPERM, EACCES, ENOSYS, ENOSPC).
 func systemCall(args []string) (map[string]any, error) {
 	if len(args) != 1 {
 		return usage("syscall NAME")
@@ -50,7 +50,7 @@ func systemCall(args []string) (map[string]any, error) {
 	if err != nil {
 		data["result"] = errno(err)
 	}
-	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSYS) {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ENOSPC) { // ENOSPC: max_user_namespaces is 0
 		return data, err
 	}
 	return data, nil
