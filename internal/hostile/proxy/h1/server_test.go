@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -226,6 +228,83 @@ func TestKeepAliveOverTheFilter(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// handshaking is a listener whose connections are filters over TLS.
+type handshaking struct {
+	net.Listener
+	config *tls.Config
+}
+
+func (h handshaking) Accept() (net.Conn, error) {
+	c, err := h.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return NewConn(tls.Server(c, h.config), Limits{AllowConnect: true}), nil
+}
+
+func TestFilterOverTLS(t *testing.T) {
+	certified := httptest.NewTLSServer(nil) // for its certificate and a client that trusts it
+	defer certified.Close()
+	s := newServer(Limits{}, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != "CONNECT" {
+			io.Copy(w, r.Body)
+			return
+		}
+		c := r.Context().Value(connKey{}).(*Conn)
+		conn, rw, err := http.NewResponseController(w).Hijack() // ends a pending read by a deadline in the past
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		below, prefix, err := c.Detach(rw.Reader)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		io.WriteString(below, "HTTP/1.1 200 OK\r\n\r\n")
+		io.Copy(below, io.MultiReader(bytes.NewReader(prefix), below))
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() { s.Serve(handshaking{l, &tls.Config{Certificates: certified.TLS.Certificates}}); close(served) }()
+	defer func() { s.Close(); <-served }()
+
+	trust := certified.Client().Transport.(*http.Transport).TLSClientConfig
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: trust}}
+	defer client.CloseIdleConnections()
+	for range 20 {
+		resp, err := client.Post("https://"+l.Addr().String(), "text/plain", io.MultiReader(strings.NewReader("hello")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || string(b) != "hello" {
+			t.Fatalf("%q, %v", b, err)
+		}
+	}
+	c, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: trust.RootCAs, ServerName: "example.com"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, get+"CONNECT a.test:443 HTTP/1.1\r\nHost: a.test:443\r\n\r\n")
+	br := bufio.NewReader(c)
+	for range 2 {
+		if resp, err := http.ReadResponse(br, &http.Request{Method: "CONNECT"}); err != nil || resp.StatusCode != 200 {
+			t.Fatal(resp, err)
+		}
+	}
+	io.WriteString(c, "raw\r\n")
+	if line, err := br.ReadString('\n'); line != "raw\r\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
 }
 
 func TestExpectedContinueComesBeforeTheFirstChunk(t *testing.T) {
