@@ -130,6 +130,14 @@ func (p Permit) Session() gate.SessionID { return p.g.session }
 // Kind is what was allowed: a Request, or for a tunnel the Connect.
 func (p Permit) Kind() ActionKind { return p.g.kind }
 
+// Mode is how an allowed Connect may be carried; NoMode for a Request. Only a Tunnel's permit opens a connection whose bytes are not read.
+func (p Permit) Mode() Mode {
+	if p.g.rule == nil || p.g.kind != Connect {
+		return NoMode
+	}
+	return p.g.rule.TLS
+}
+
 // Scheme, Host and Port are the one destination that was allowed.
 func (p Permit) Scheme() gate.Scheme { return p.g.scheme }
 
