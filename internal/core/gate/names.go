@@ -87,7 +87,8 @@ type Repo struct {
 }
 
 // NewRepo makes a Repo of a host and a decoded path. The path needs at least one segment; every segment is of
-// letters, digits, '-', '_', '.', '~' and '+', none is "." or "..", none begins with '-', and one ".git" at the end is dropped.
+// letters, digits, '-', '_', '.', '~' and '+', none is "." or "..", none begins with '-', and one ".git" at the end is dropped;
+// a path that still ends in ".git", in any case, is refused, because forges differ on which repository it names.
 // Paths are compared without case, as forges do, so the stored path is lower-case.
 func NewRepo(h Host, path string) (Repo, error) {
 	path = strings.TrimSuffix(strings.Trim(path, "/"), ".git")
@@ -104,7 +105,11 @@ func NewRepo(h Host, path string) (Repo, error) {
 			}
 		}
 	}
-	return Repo{h, strings.ToLower(path)}, nil
+	path = strings.ToLower(path)
+	if strings.HasSuffix(path, ".git") {
+		return Repo{}, fault("repository", ReasonGitMalformed, -1, "a name that ends in .git")
+	}
+	return Repo{h, path}, nil
 }
 
 // ParseRepo reads "host/path", as policy files write it: github.com/acme/widgets.

@@ -21,8 +21,9 @@ type Path struct {
 // ParsePath reads "/path" or "/path?query".
 //
 // Refused, never normalised: anything not starting with '/', bytes outside visible ASCII, '#', backslash, malformed or double
-// percent-encoding, encoded dots, backslashes and control bytes, dot segments (also with ";parameters"), empty segments other than
-// a last one, and paths whose decoded form is not UTF-8. An encoded slash is kept and flagged: only a rule that says so admits it.
+// percent-encoding, encoded dots, backslashes and control bytes, dot segments (also with ";parameters", also between encoded slashes),
+// empty segments other than a last one, segments of parameters alone, and paths whose decoded form is not UTF-8.
+// An encoded slash is kept and flagged: only a rule that says so admits it.
 func ParsePath(s string) (Path, error) {
 	bad := func(at int, detail string) (Path, error) {
 		return Path{}, fault("path", ReasonMalformedPath, at, detail)
@@ -55,9 +56,13 @@ func ParsePath(s string) (Path, error) {
 		if seg == "" && more {
 			return bad(off, "an empty segment")
 		}
-		name, _, _ := strings.Cut(seg, ";")
-		if name == "." || name == ".." {
-			return bad(off, "a dot segment")
+		for part := range strings.SplitSeq(seg, "%2F") { // to some servers these are segments too
+			if name, _, _ := strings.Cut(part, ";"); name == "." || name == ".." {
+				return bad(off, "a dot segment")
+			}
+		}
+		if name, _, params := strings.Cut(seg, ";"); name == "" && params {
+			return bad(off, "a segment of parameters alone") // servers that drop parameters see an empty one
 		}
 		if !more {
 			return p, nil
@@ -74,35 +79,40 @@ func decodePath(raw string) (decoded string, slash bool, err *ParseError) {
 		return "", false, fault("path", ReasonMalformedPath, at, detail)
 	}
 	b := make([]byte, 0, len(raw))
+	percent := -1 // where in b the last decoded '%' stands
 	for i := 0; i < len(raw); i++ {
-		if raw[i] != '%' {
-			b = append(b, raw[i])
-			continue
+		c := raw[i]
+		if c == '%' {
+			if i+2 >= len(raw) {
+				return bad(i, "a truncated percent-encoding")
+			}
+			hi, lo := unhex(raw[i+1]), unhex(raw[i+2])
+			if hi < 0 || lo < 0 {
+				return bad(i, "a malformed percent-encoding")
+			}
+			switch c = byte(hi<<4 | lo); {
+			case c == '.':
+				return bad(i, "an encoded dot")
+			case c == '\\':
+				return bad(i, "an encoded backslash")
+			case c < ' ' || c == 0x7f:
+				return bad(i, "an encoded control byte")
+			}
+			i += 2
+			if c == '/' {
+				slash = true
+				b = append(b, "%2F"...)
+				continue
+			}
+			if c == '%' {
+				percent = len(b)
+			}
 		}
-		if i+2 >= len(raw) {
-			return bad(i, "a truncated percent-encoding")
-		}
-		hi, lo := unhex(raw[i+1]), unhex(raw[i+2])
-		if hi < 0 || lo < 0 {
-			return bad(i, "a malformed percent-encoding")
-		}
-		c := byte(hi<<4 | lo)
-		switch {
-		case c == '/':
-			slash = true
-			b = append(b, "%2F"...)
-		case c == '.':
-			return bad(i, "an encoded dot")
-		case c == '\\':
-			return bad(i, "an encoded backslash")
-		case c < ' ' || c == 0x7f:
-			return bad(i, "an encoded control byte")
-		case c == '%' && i+4 < len(raw) && unhex(raw[i+3]) >= 0 && unhex(raw[i+4]) >= 0:
+		b = append(b, c)
+		// Whatever spells the two digits: "%252e" and "%25%32%65" are the same to a server that decodes twice.
+		if percent >= 0 && len(b) == percent+3 && unhex(b[percent+1]) >= 0 && unhex(b[percent+2]) >= 0 {
 			return bad(i, "a double percent-encoding")
-		default:
-			b = append(b, c)
 		}
-		i += 2
 	}
 	if !utf8.Valid(b) {
 		return bad(-1, "not UTF-8 once decoded")
