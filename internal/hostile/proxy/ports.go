@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
+	"net/netip"
 
 	"postern/internal/core/gate"
 	"postern/internal/core/policy"
@@ -43,6 +44,6 @@ type Recorder interface {
 
 // Resolver turns the synthetic addresses that the session's DNS gave out back into names.
 type Resolver interface {
-	// NameOf is the name behind an address; false when the address was never given out.
-	NameOf(addr net.Addr) (gate.Host, bool)
+	// Lookup is the name behind an address; false when the address was never given out.
+	Lookup(addr netip.Addr) (gate.Host, bool)
 }

@@ -33,7 +33,7 @@ type Refusal struct {
 	Host   string       // as asked for, in any form; "" when unknown
 	Voice  policy.Voice // of the host
 	Git    git.Request  // not zero: the request is git's, whatever the voice
-	Status int          // HTTP status instead of the usual one; ignored unless it is a 4xx that ends a client's attempts
+	Status int          // HTTP status instead of the usual one; ignored unless it is a 4xx that ends a client's attempts, 502 or 504
 }
 
 // Write answers r with the refusal and returns the HTTP status it had. Nothing may have been written to w before. The caller has drained
@@ -109,9 +109,12 @@ func Status(r gate.Reason) int {
 	return http.StatusForbidden
 }
 
-// final reports whether a status makes clients stop: a 4xx that starts no login and that none is known to retry.
+// final reports whether a status may be used: a 4xx that starts no login and makes clients stop, or one of the two that say an upstream
+// failed, where trying again is the right thing to do.
 func final(status int) bool {
 	switch status {
+	case http.StatusBadGateway, http.StatusGatewayTimeout:
+		return true
 	case http.StatusUnauthorized, http.StatusProxyAuthRequired, http.StatusRequestTimeout, http.StatusConflict,
 		http.StatusTooEarly, http.StatusTooManyRequests:
 		return false
