@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -169,6 +170,89 @@ func TestHostServicesSeeNothing(t *testing.T) {
 	})
 }
 
+// A server of the sandbox on a wildcard address must not draw in what goes to the same port elsewhere, which would hide a refusal.
+func TestOwnWildcardServerDoesNotShadowOtherHosts(t *testing.T) {
+	eachPlacement(t, Config{}, func(t *testing.T, n *namespace) {
+		serve(t, n.receive())
+		n.expect("1.1.1.1:8443", "squat-serve", "0.0.0.0:8443", "1.1.1.1:8443")
+		n.expect("1.1.1.1:8443", "squat-serve", "1.1.1.1:8443", "1.1.1.1:8443")
+		n.expect("[fd00::1]:8443", "squat-serve", "[::]:8443", "[fd00::1]:8443")
+	})
+}
+
+// A captured connection lives on the port it was dialled to. That must not keep the sandbox from serving on the same port.
+func TestOwnServerCanUseAPortThatConnectionsGoTo(t *testing.T) {
+	eachPlacement(t, Config{}, func(t *testing.T, n *namespace) {
+		set := n.receive()
+		held := make(chan *Conn, 2)
+		go func() {
+			for {
+				c, err := set.TCP[0].Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.WriteString(c, "held")
+				held <- c // stays open on this side
+			}
+		}()
+		n.expect("held", "tcp", "1.1.1.1:8080")
+		n.expect("own server", "loopback", "0.0.0.0:8080")
+		n.expect("own server", "loopback", "127.0.0.1:8080")
+		(<-held).Close()
+	})
+}
+
+// The gateway closes first here, so its side of the last connection is in TIME_WAIT when the same four numbers come again.
+func TestSourcePortCanBeUsedAgainAtOnce(t *testing.T) {
+	eachPlacement(t, Config{}, func(t *testing.T, n *namespace) {
+		serve(t, n.receive())
+		for range 5 {
+			n.expect("1.1.1.1:443", "tcp-from", "192.0.2.1:40001", "1.1.1.1:443")
+			n.expect("[fd00::1]:443", "tcp-from", "[2001:db8::1]:40001", "[fd00::1]:443")
+		}
+	})
+}
+
+// As a gateway that is root does for containers: it enters the namespace on one thread, which is never used again.
+func TestSetupOnOneThreadOfTheGateway(t *testing.T) {
+	if os.Getuid() != 0 {
+		return // an ordinary user cannot enter a namespace from a process with several threads
+	}
+	type prepared struct {
+		files []*os.File
+		err   error
+	}
+	ready, connect, done := make(chan prepared), make(chan struct{}), make(chan string)
+	go func() {
+		runtime.LockOSThread() // never unlocked
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			ready <- prepared{err: err}
+			return
+		}
+		files, err := Setup(Config{})
+		ready <- prepared{files, err}
+		<-connect
+		out, err := probeTCP([]string{"1.1.1.1:443"})
+		if err != nil {
+			out = err.Error()
+		}
+		done <- out
+	}()
+	p := <-ready
+	if p.err != nil {
+		t.Fatal(p.err)
+	}
+	set, err := Receive(Config{}, p.files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve(t, set)
+	close(connect)
+	if got := <-done; got != "1.1.1.1:443" {
+		t.Errorf("got %q", got)
+	}
+}
+
 func TestMultipathClientIsCaptured(t *testing.T) {
 	eachPlacement(t, Config{}, func(t *testing.T, n *namespace) {
 		serve(t, n.receive())
@@ -287,6 +371,8 @@ func TestSquattingFails(t *testing.T) {
 		for _, at := range []string{"0.0.0.0", "::", "127.0.0.53", "8.8.8.8"} {
 			n.expect("0 of 40", "squat", "53", at)
 			n.expect("0 of 40", "squat", "53", at, "udp")
+			n.expect("0 of 40", "admin-squat", "53", at) // even with the capability to bind low ports
+			n.expect("0 of 40", "admin-squat", "53", at, "udp")
 		}
 	})
 }
@@ -371,6 +457,25 @@ func TestNewLinkTripsTheWire(t *testing.T) {
 	}
 }
 
+// Tunnel modules make a device in every new namespace. It stays down, and is no reason to refuse the sandbox.
+func TestLinkThatWasThereTripsTheWireWhenItComesUp(t *testing.T) {
+	for _, placement := range placements() {
+		t.Run(placement, func(t *testing.T) {
+			n := newNamespace(t, placement, Config{}, "admin-veth")
+			set := n.receive()
+			serve(t, set)
+			n.expect("1.1.1.1:443", "tcp", "1.1.1.1:443")
+			if set.Links.tripped(nil) || len(set.Links.baseline) != 2 {
+				t.Errorf("baseline %v, want both ends of the pair", set.Links.baseline)
+			}
+			n.expect("", "admin-link-up")
+			if err := set.Links.Wait(t.Context()); !errors.Is(err, ErrNewLink) {
+				t.Errorf("Wait returned %v", err)
+			}
+		})
+	}
+}
+
 func TestLinkWatchEndsWithItsContext(t *testing.T) {
 	eachPlacement(t, Config{}, func(t *testing.T, n *namespace) {
 		set := n.receive()
@@ -401,10 +506,7 @@ func TestNothingIsTracked(t *testing.T) {
 }
 
 func TestIPv6IsSwitchedOnWhereTheRuntimeSwitchedItOff(t *testing.T) {
-	for _, placement := range []string{"root", "user"} {
-		if placement == "root" && os.Getuid() != 0 {
-			continue
-		}
+	for _, placement := range placements() {
 		t.Run(placement, func(t *testing.T) {
 			n := newNamespace(t, placement, Config{}, "admin-no-ipv6")
 			serve(t, n.receive())

@@ -41,10 +41,16 @@ const deadline = 10 * time.Second
 // eachPlacement runs a test in a namespace made by root, where tests are root, and in one made by an ordinary user.
 func eachPlacement(t *testing.T, c Config, test func(t *testing.T, n *namespace)) {
 	t.Helper()
-	if os.Getuid() == 0 {
-		t.Run("root", func(t *testing.T) { test(t, newNamespace(t, "root", c)) })
+	for _, placement := range placements() {
+		t.Run(placement, func(t *testing.T) { test(t, newNamespace(t, placement, c)) })
 	}
-	t.Run("user", func(t *testing.T) { test(t, newNamespace(t, "user", c)) })
+}
+
+func placements() []string {
+	if os.Getuid() == 0 {
+		return []string{"root", "user"}
+	}
+	return []string{"user"}
 }
 
 // namespace is a sandbox's network namespace with a process in it, seen from the gateway.
@@ -86,10 +92,10 @@ func startNamespace(t *testing.T, placement string, c Config, prepare ...string)
 	cmd := exec.Command("/proc/self/exe")
 	if placement == "user" && os.Getuid() == 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		cmd.Env = []string{roleVariable + "=hop", "GORACE=atexit_sleep_ms=0"}
+		cmd.Env = []string{roleVariable + "=hop", "GORACE=atexit_sleep_ms=0", "PATH=/usr/bin:/bin"}
 	} else {
 		cmd.SysProcAttr = isolated(placement == "user")
-		cmd.Env = []string{roleVariable + "=inside", "GORACE=atexit_sleep_ms=0"}
+		cmd.Env = []string{roleVariable + "=inside", "GORACE=atexit_sleep_ms=0", "PATH=/usr/bin:/bin"}
 	}
 	cmd.Dir, cmd.ExtraFiles = "/", []*os.File{theirs}
 	var stderr bytes.Buffer
@@ -117,13 +123,13 @@ func startNamespace(t *testing.T, placement string, c Config, prepare ...string)
 	return n, n.receiveFiles()
 }
 
-// isolated are the attributes of a process with a network namespace of its own, as an ordinary user with a user namespace around it.
+// isolated are the attributes of a process with network and mount namespaces of its own, as an ordinary user with a user namespace around it.
 func isolated(user bool) *syscall.SysProcAttr {
 	if !user {
-		return &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+		return &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	}
 	return &syscall.SysProcAttr{
-		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET | unix.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 		Pdeathsig:   syscall.SIGKILL,
@@ -250,7 +256,7 @@ type setupRequest struct {
 func hop() int {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.SysProcAttr = isolated(true)
-	cmd.Env = []string{roleVariable + "=inside", "GORACE=atexit_sleep_ms=0"}
+	cmd.Env = []string{roleVariable + "=inside", "GORACE=atexit_sleep_ms=0", "PATH=/usr/bin:/bin"}
 	cmd.Dir, cmd.ExtraFiles, cmd.Stderr = "/", []*os.File{os.NewFile(3, "inside")}, os.Stderr
 	runtime.LockOSThread() // Pdeathsig is tied to the thread
 	if err := cmd.Run(); err != nil {

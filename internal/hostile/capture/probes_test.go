@@ -32,6 +32,7 @@ func probes() map[string]func(args []string) (string, error) {
 		"ping":        probePing,
 		"loopback":    probeLoopback,
 		"squat":       probeSquat,
+		"admin-squat": probeSquat,
 		"squat-serve": probeSquatServe,
 		"exec":        probeExec,
 		"go-resolve":  probeGoResolve,
@@ -50,7 +51,9 @@ func probes() map[string]func(args []string) (string, error) {
 		"routes":              probeDeleteRoutes,
 		"admin-veth":          probeVeth,
 		"admin-veth-up":       probeVethUp,
+		"admin-link-up":       probeLinkUp,
 		"admin-conntrack":     func([]string) (string, error) { return readTrimmed("/proc/sys/net/netfilter/nf_conntrack_count") },
+		"admin-resolv-conf":   probeResolvConf,
 		"admin-setup-again":   probeSetupAgain,
 		"admin-listener-port": probeListenerPort,
 	}
@@ -244,7 +247,7 @@ func squat(at netip.Addr, port, typ, proto, attempt int) error {
 	return unix.Listen(fd, 1)
 }
 
-// probeSquatServe takes a port that the gateway has given up and counts what reaches it from a connection to another address.
+// probeSquatServe listens on an address of its own choice and connects to another: whoever answers, it is not this listener.
 func probeSquatServe(args []string) (string, error) {
 	l, err := net.Listen("tcp", args[0])
 	if err != nil {
@@ -344,11 +347,15 @@ func probeVeth([]string) (string, error) {
 	return "", s.do(request{what: "add veth", kind: unix.RTM_NEWLINK, flags: unix.NLM_F_CREATE | unix.NLM_F_EXCL, body: b})
 }
 
-// probeVethUp makes a pair, brings it up and gives it an address and a default route.
 func probeVethUp([]string) (string, error) {
 	if _, err := probeVeth(nil); err != nil {
 		return "", err
 	}
+	return probeLinkUp(nil)
+}
+
+// probeLinkUp brings one end of the pair up.
+func probeLinkUp([]string) (string, error) {
 	s, err := openNetlink(unix.NETLINK_ROUTE)
 	if err != nil {
 		return "", err
@@ -387,4 +394,35 @@ func probeListenerPort([]string) (string, error) {
 		}
 	}
 	return "", errors.New("no listener")
+}
+
+// probeResolvConf mounts a resolv.conf with these servers over the host's, and an nsswitch.conf that asks them.
+func probeResolvConf(servers []string) (string, error) {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return "", err
+	}
+	conf := "options timeout:5 attempts:1\n"
+	for _, s := range servers {
+		conf += "nameserver " + s + "\n"
+	}
+	for path, content := range map[string]string{"/etc/resolv.conf": conf, "/etc/nsswitch.conf": "hosts: files dns\n"} {
+		tmp, err := os.CreateTemp("", "conf")
+		if err != nil {
+			return "", err
+		}
+		defer os.Remove(tmp.Name()) // the mount keeps the file
+		if _, err := tmp.WriteString(content); err != nil {
+			return "", err
+		}
+		if err := errors.Join(tmp.Chmod(0o644), tmp.Close()); err != nil {
+			return "", err
+		}
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) { // a mount of this probe
+			return "", err
+		}
+		if err := unix.Mount(tmp.Name(), path, "", unix.MS_BIND, ""); err != nil {
+			return "", err
+		}
+	}
+	return "", nil
 }

@@ -10,8 +10,8 @@ import (
 // backlog is the length of an accept queue; the kernel caps it at net.core.somaxconn.
 const backlog = 4096
 
-// bind46 makes a plain socket, never MPTCP, and binds it. Neither SO_REUSEADDR nor SO_REUSEPORT is ever set: with one of them a
-// process of the sandbox could bind the same port. An IPv6 socket hears IPv6 alone, so that addresses never come mapped.
+// bind46 makes a plain socket, never MPTCP, and binds it with neither SO_REUSEADDR nor SO_REUSEPORT: with SO_REUSEPORT, or either of
+// them on UDP, a process of the sandbox could bind the same port. An IPv6 socket hears IPv6 alone, so that addresses never come mapped.
 func bind46(typ, proto int, at netip.AddrPort, options ...int) (int, error) {
 	domain := int(family(at.Addr()))
 	fd, err := unix.Socket(domain, typ|unix.SOCK_CLOEXEC, proto)
@@ -54,7 +54,17 @@ func listenTransparent(at netip.Addr) (int, error) {
 	if at.Is6() {
 		option = unix.IPV6_TRANSPARENT
 	}
-	return listenTCP(netip.AddrPortFrom(at, 0), option)
+	fd, err := listenTCP(netip.AddrPortFrom(at, 0), option)
+	if err != nil {
+		return -1, err
+	}
+	// Accepted connections inherit this. Each occupies the port it was dialled to, and without it no server of the sandbox could
+	// bind that port meanwhile. The listener itself cannot be shared: in the LISTEN state SO_REUSEADDR gives nothing away.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // listenDNS opens port 53 of every address for datagrams, with the asked address told for each, and leave to answer from it.
