@@ -131,4 +131,3 @@ func checkTests(t *testing.T, page, id, line string, tests map[string]string) {
 		}
 	}
 }
-
