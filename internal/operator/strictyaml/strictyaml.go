@@ -195,7 +195,7 @@ func checkTokens(r *Report, tokens token.Tokens) bool {
 		return false
 	}
 	var d depth
-	docs, body := 0, false
+	docs, body, values := 0, false, 0
 	for _, tk := range tokens {
 		at := posOf(tk)
 		msg, hint := "", ""
@@ -220,9 +220,12 @@ func checkTokens(r *Report, tokens token.Tokens) bool {
 			if docs++; docs > 1 || body {
 				msg, hint = "a second document", "keep one document a file"
 			}
-		case token.CommentType:
+		case token.CommentType, token.MappingValueType, token.CollectEntryType, token.SequenceEndType, token.MappingEndType:
 		default:
 			body = true
+			if values++; values > MaxNodes {
+				msg = fmt.Sprintf("too many values (at most %d)", MaxNodes)
+			}
 		}
 		if msg == "" && !d.step(tk) {
 			msg = fmt.Sprintf("nested deeper than %d levels", MaxDepth)
