@@ -67,8 +67,19 @@ func readTrimmed(path string) (string, error) {
 // probeTCP connects and reads what the other side says, at most a line.
 func probeTCP(args []string) (string, error) { return talk(&net.Dialer{Timeout: deadline}, args[0]) }
 
+// probeTCPFrom connects from an address of its own choice and reads until the other side has closed, so that it closes last.
 func probeTCPFrom(args []string) (string, error) {
-	return talk(&net.Dialer{Timeout: deadline, LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(args[0]))}, args[1])
+	d := &net.Dialer{Timeout: deadline, LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(args[0]))}
+	c, err := d.Dial("tcp", args[1])
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(deadline)); err != nil {
+		return "", err
+	}
+	b, err := io.ReadAll(c)
+	return string(b), err
 }
 
 func probeMPTCP(args []string) (string, error) {
