@@ -3,7 +3,10 @@ package record
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -320,6 +323,51 @@ func BenchmarkParse(b *testing.B) {
 	for b.Loop() {
 		if _, err := Parse(line); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+func TestEveryKeyIsDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/reference/audit.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	records, ledger, ok := strings.Cut(string(page), "\n## The ledger\n")
+	if !ok {
+		t.Fatal("the page has no section on the ledger")
+	}
+	line, _ := AppendJSON(nil, full(), Meta{Seq: 1, Time: when})
+	entry, _ := AppendLedger(nil, &LedgerEntry{Kind: LedgerOpened, Session: full().Session, Start: "20261121T140307Z", Segment: 1}, Meta{Seq: 1, Time: when})
+	for _, c := range []struct {
+		line []byte
+		text string
+	}{{line, records}, {entry, ledger}} {
+		var want []string
+		for d := json.NewDecoder(bytes.NewReader(c.line)); ; {
+			tok, err := d.Token()
+			if err != nil {
+				break
+			}
+			if key, ok := tok.(string); ok {
+				want = append(want, key)
+				if _, err := d.Token(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		var got []string
+		for row := range strings.Lines(c.text) {
+			if cell, ok := strings.CutPrefix(row, "| `"); ok && strings.Count(row, "|") >= 4 {
+				got = append(got, cell[:strings.IndexByte(cell, '`')])
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("documented: %v\nwritten:    %v", got, want)
+		}
+	}
+	for _, limit := range []int{MaxWord, MaxRule, MaxHost, MaxPath, MaxRepo, MaxDetail} {
+		if !strings.Contains(records, "| "+strconv.Itoa(limit)+" |") {
+			t.Errorf("the limit %d is not documented", limit)
 		}
 	}
 }

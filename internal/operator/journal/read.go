@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"postern/internal/core/gate"
@@ -15,8 +16,8 @@ import (
 
 // Query says which records are wanted.
 type Query struct {
-	Session gate.SessionID // zero: every session
-	Since   time.Time      // zero: from the beginning
+	Session string    // how the session's id begins; "": every session
+	Since   time.Time // zero: from the beginning
 }
 
 // Entry is one line that was read. It is valid until the next.
@@ -115,7 +116,7 @@ func (r *Reader) Next(each func(Entry) error) error {
 func (r *Reader) streams(segs []record.Segment) []*stream {
 	var out []*stream
 	for _, s := range segs {
-		if !r.query.Session.IsZero() && s.Session != r.query.Session {
+		if !strings.HasPrefix(s.Session.String(), r.query.Session) {
 			continue
 		}
 		name := s.Name()

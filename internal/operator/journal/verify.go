@@ -45,9 +45,9 @@ type FileReport struct {
 	Name    string
 	State   State
 	Session gate.SessionID // zero for the ledger
-	Records uint64
-	Line    int    // where the first fault is, from 1; 0 when the file as a whole is meant
-	Problem string // what is wrong or unusual there; holds nothing that a sandbox sent
+	Records uint64         // entries, for the ledger
+	Line    int            // where the first fault is, from 1; 0 when the file as a whole is meant
+	Problem string         // what is wrong or unusual there; holds nothing that a sandbox sent
 }
 
 // Report is the result of Verify.
@@ -185,7 +185,7 @@ func (v *verifier) readLedger() error {
 		at = head{e.Seq, e.Hash}
 		v.report.Entries++
 	}
-	v.report.Head = at.hash
+	v.report.Head, fr.Records = at.hash, v.report.Entries
 	v.report.Files = append(v.report.Files, fr)
 	return nil
 }

@@ -528,7 +528,7 @@ func TestReadMergesSessionsByTimeAndFollowsThem(t *testing.T) {
 		t.Errorf("read at once: %v %d records", err, len(whole))
 	}
 	n := 0
-	err = Read(dir, Query{Session: first, Since: at.Add(-4 * time.Second)}, func(e Entry) error {
+	err = Read(dir, Query{Session: first.String(), Since: at.Add(-4 * time.Second)}, func(e Entry) error {
 		if e.Session != first || e.Time.Before(at.Add(-4*time.Second)) {
 			t.Errorf("%v %v", e.Session, e.Time)
 		}
