@@ -98,20 +98,6 @@ func New(c Config) (*Server, error) {
 // Names is the server's table of names and addresses.
 func (s *Server) Names() *Names { return s.names }
 
-// NameOf is the name behind an address of the form IP or IP and port; false when the address stands for none.
-func (s *Server) NameOf(a net.Addr) (gate.Host, bool) {
-	switch a := a.(type) {
-	case *net.TCPAddr:
-		return s.names.Lookup(a.AddrPort().Addr())
-	case *net.UDPAddr:
-		return s.names.Lookup(a.AddrPort().Addr())
-	case *net.IPAddr:
-		addr, _ := netip.AddrFromSlice(a.IP)
-		return s.names.Lookup(addr)
-	}
-	return gate.Host{}, false
-}
-
 // Serve answers on the sockets until owner ends or one of them fails, closes them all, and returns when nothing runs any more.
 // It returns nil when owner ended. A Server can serve once or several times.
 func (s *Server) Serve(owner context.Context, packets []net.PacketConn, streams []net.Listener) error {
