@@ -1,8 +1,12 @@
 package policy
 
-import "postern/internal/core/gate"
+import (
+	"strings"
 
-// Decide answers one action. It allocates nothing.
+	"postern/internal/core/gate"
+)
+
+// Decide answers one action. It allocates nothing unless a deny rule meets a path with an encoded slash or parameters.
 func (p *Policy) Decide(s Subject, a Action) Decision {
 	if p == nil || s.Session.IsZero() || a.Host.IsZero() || a.Port == 0 || a.Scheme == gate.NoScheme {
 		return Decision{Reason: gate.ReasonHostNotListed}
@@ -145,8 +149,9 @@ func allowsGit(r *Rule, a *Action) miss {
 	return hit
 }
 
-// denies matches wider than allows: a deny with paths also refuses what an encoded slash might mean to the server,
-// and a deny without paths refuses the connection itself.
+// denies matches wider than allows. A deny without paths also refuses the connection itself. A deny with paths also refuses what an encoded
+// slash or path parameters (";…", which many servers drop) might mean to the server. A deny of a repository refuses every request below its
+// path: what git would not send, a forge may still serve.
 func denies(r *Rule, a *Action) bool {
 	if r.Scheme != a.Scheme || r.Port != a.Port {
 		return false
@@ -155,13 +160,35 @@ func denies(r *Rule, a *Action) bool {
 		return len(r.Paths) == 0 && r.Methods == gate.AllMethods && r.Repo.IsZero()
 	}
 	if !r.Repo.IsZero() {
-		return a.Git.Op != 0 && a.Git.Repo == r.Repo
+		return a.Git.Op != 0 && a.Git.Repo == r.Repo || belowRepo(a.Path.Decoded(), r.Repo.Path())
 	}
 	if !r.Methods.Has(a.Method) {
 		return false
 	}
-	if matchPaths(r.Paths, a.Path.Decoded()) {
+	path := a.Path.Decoded()
+	if matchPaths(r.Paths, path) {
 		return true
 	}
-	return a.Path.EncodedSlash() && matchPaths(r.Paths, slashed(a.Path.Decoded()))
+	if a.Path.EncodedSlash() {
+		path = slashed(path)
+		if matchPaths(r.Paths, path) {
+			return true
+		}
+	}
+	if strings.IndexByte(path, ';') < 0 {
+		return false
+	}
+	return matchPaths(r.Paths, withoutParameters(a.Path.Decoded())) || matchPaths(r.Paths, withoutParameters(path))
+}
+
+// belowRepo reports whether path is a repository's, in any case and with or without ".git", or one below it.
+func belowRepo(path, repo string) bool {
+	if len(path) <= len(repo) || !strings.EqualFold(path[1:1+len(repo)], repo) {
+		return false
+	}
+	rest := path[1+len(repo):]
+	if len(rest) >= 4 && strings.EqualFold(rest[:4], ".git") {
+		rest = rest[4:]
+	}
+	return rest == "" || rest[0] == '/' || rest[0] == ';' || rest[0] == '%'
 }

@@ -77,7 +77,7 @@ func NewBasicSlot(user string) (Slot, error) {
 
 // NewQuerySlot makes a query parameter slot.
 func NewQuerySlot(name string) (Slot, error) {
-	if !validToken(name) {
+	if !validParameter(name) {
 		return Slot{}, errors.New("query: a parameter name of letters, digits and -._~")
 	}
 	return Slot{Kind: QuerySlot, Name: name}, nil
@@ -89,6 +89,11 @@ func forbiddenSlot(name string) bool {
 		return true
 	}
 	return false
+}
+
+// validParameter admits the unreserved characters of RFC 3986 §2.3: they have one spelling in a query.
+func validParameter(s string) bool {
+	return validToken(s) && !strings.ContainsAny(s, "!#$%&'*+^`|")
 }
 
 func validToken(s string) bool {

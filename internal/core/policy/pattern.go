@@ -85,8 +85,9 @@ func (p HostPattern) String() string {
 // PathPattern matches a decoded path: "*" is any run of bytes within one segment, "**" as a whole segment is any number of segments.
 // The zero PathPattern matches nothing.
 type PathPattern struct {
-	text string
-	segs []string
+	text   string
+	segs   []string
+	prefix string // what every match begins with: most paths are told apart by it
 }
 
 // ParsePathPattern reads a pattern. It begins with '/', holds no query, no percent-encoding and no dot or empty segment.
@@ -108,7 +109,11 @@ func ParsePathPattern(s string) (PathPattern, error) {
 			return PathPattern{}, errors.New(`path: "**" is a whole segment`)
 		}
 	}
-	return PathPattern{s, segs}, nil
+	prefix, _, starred := strings.Cut(s, "*")
+	if starred && strings.HasPrefix(s[len(prefix):], "**") {
+		prefix = prefix[:len(prefix)-1] // "/a/**" matches "/a"
+	}
+	return PathPattern{s, segs, prefix}, nil
 }
 
 func (p PathPattern) String() string { return p.text }
@@ -116,7 +121,7 @@ func (p PathPattern) String() string { return p.text }
 // Match reports whether the pattern covers a decoded path. It allocates nothing; its work is at most
 // the product of the pattern's segments and the path's length.
 func (p PathPattern) Match(path string) bool {
-	return len(p.segs) > 0 && path != "" && path[0] == '/' && matchSegments(p.segs, path[1:])
+	return len(p.segs) > 0 && path != "" && path[0] == '/' && strings.HasPrefix(path, p.prefix) && matchSegments(p.segs, path[1:])
 }
 
 // matchSegments matches iteratively: on a mismatch it returns to the last "**" and lets that swallow one segment more.
@@ -192,3 +197,12 @@ func matchPaths(ps []PathPattern, path string) bool {
 
 // slashed reads every kept "%2F" as the slash a server may see.
 func slashed(decoded string) string { return strings.ReplaceAll(decoded, "%2F", "/") }
+
+// withoutParameters drops from each segment what stands behind its first ';' (RFC 3986 §3.3).
+func withoutParameters(decoded string) string {
+	segs := strings.Split(decoded, "/")
+	for i := range segs {
+		segs[i], _, _ = strings.Cut(segs[i], ";")
+	}
+	return strings.Join(segs, "/")
+}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"postern/internal/core/gate"
 	"postern/internal/core/git"
@@ -187,13 +188,14 @@ type Policy struct {
 	any      []int32
 }
 
-// Compile checks rules against each other and indexes them by host. The slice is copied.
+// Compile checks rules against each other and indexes them by host. The rules are copied.
 func Compile(rules []Rule) (*Policy, error) {
 	p := &Policy{rules: make([]Rule, len(rules)), exact: map[gate.Host][]int32{}, wildcard: map[gate.Host][]int32{}}
 	for i, r := range rules {
 		if err := complete(&r); err != nil {
 			return nil, fmt.Errorf("%s: %w", r.Name, err)
 		}
+		r.Paths, r.Inject.Slots = slices.Clone(r.Paths), slices.Clone(r.Inject.Slots)
 		p.rules[i] = r
 		switch n := int32(i); r.Host.kind {
 		case exactHost:
@@ -210,12 +212,20 @@ func Compile(rules []Rule) (*Policy, error) {
 // complete fills the defaults of a rule and refuses what could never be safe.
 func complete(r *Rule) error {
 	switch {
+	case r.Effect > Allow || r.Scheme > gate.HTTP || r.TLS > Tunnel || r.Inject.Mode > InjectSwap:
+		return errors.New("a value that names nothing") // one that is not deny must not become allow
 	case r.Host.kind == noHost:
 		return errors.New("a rule needs a host")
 	case r.Scheme == gate.NoScheme:
 		return errors.New("a rule needs a scheme")
-	case r.Methods == 0:
+	case r.Methods&gate.AllMethods == 0:
 		return errors.New("a rule without methods matches nothing")
+	case !r.Repo.IsZero() && r.Host != ExactHost(r.Repo.Host()):
+		return errors.New("a git rule's host is its repository's")
+	case r.MaxBody < 0:
+		return errors.New("a body has no negative size")
+	case slices.ContainsFunc(r.Paths, func(p PathPattern) bool { return len(p.segs) == 0 }):
+		return errors.New("an empty path pattern matches nothing")
 	}
 	if r.Port == 0 {
 		r.Port = r.Scheme.DefaultPort()
@@ -234,6 +244,8 @@ func complete(r *Rule) error {
 		return errors.New("a tunnel cannot carry a credential: its bytes are never read")
 	case inject && (r.Inject.Credential.IsZero() || len(r.Inject.Slots) == 0):
 		return errors.New("an injection needs a credential and a slot")
+	case inject && slices.ContainsFunc(r.Inject.Slots, func(s Slot) bool { return s.Kind == NoSlot || s.Kind > QuerySlot }):
+		return errors.New("a slot that is no place")
 	case inject && r.KeepClientCredentials:
 		return errors.New("a rule that injects cannot keep the client's credentials")
 	case inject && r.Host.kind == anyHost:
@@ -242,8 +254,6 @@ func complete(r *Rule) error {
 		return errors.New("only https can be tunnelled")
 	case r.TLS == Tunnel && (r.Methods != gate.AllMethods || len(r.Paths) > 0 || !r.Repo.IsZero() || r.WebSocket):
 		return errors.New("a tunnel's methods and paths cannot be seen, so a rule cannot name them")
-	case !r.Repo.IsZero() && r.Host != ExactHost(r.Repo.Host()):
-		return errors.New("a git rule's host is its repository's")
 	}
 	return nil
 }
