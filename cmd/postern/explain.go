@@ -26,7 +26,7 @@ func newExplainCmd() *cobra.Command {
 		Long: `EVENT is the id that a refused client was shown and that postern log prints; its first few characters are enough. Prints what was
 asked for, which rule decided or that none did, what that means, and for a refusal the lines for postern.yaml that would allow
 exactly this. Whether they should stand there is yours to decide.`,
-		Example: `  postern explain e3k9x0b2m4n6p8q1
+		Example: `  postern explain e3k9x0b2m4n6p8q1r
   postern explain e3k9`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

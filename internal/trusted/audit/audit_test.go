@@ -155,12 +155,10 @@ func TestAppendedRecordsReachTheFileWithoutACommit(t *testing.T) {
 	dir := auditDir(t)
 	l := open(t, Config{Dir: dir})
 	defer l.Close()
-	if err := l.Append(denied("a.example")); err != nil {
+	g, err := l.enqueue(t.Context(), denied("a.example"), false) // what Append does
+	if err != nil {
 		t.Fatal(err)
 	}
-	l.mu.Lock()
-	g := l.pending.group
-	l.mu.Unlock()
 	select {
 	case <-g.done:
 	case <-time.After(5 * time.Second):
