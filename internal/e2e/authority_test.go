@@ -115,7 +115,7 @@ func TestRequestsThatNoRuleAllowsAreRefused(t *testing.T) {
 
 func (w *world) attacks(t *testing.T, rows []testkit.Attack) {
 	t.Helper()
-	table := testkit.Attacks{House: w.House, Net: w.Net, Rows: rows, Flags: []string{"--mount", probeDir(t) + ":/opt/probe"}, Twin: []string{"curl", "-fsS", "https://open.test/{nonce}"}}
+	table := testkit.Attacks{House: w.House, Net: w.Net, Rows: rows, Flags: []string{"--mount", probeDir(t) + ":/mnt/probe"}, Twin: []string{"curl", "-fsS", "https://open.test/{nonce}"}}
 	table.Run(t)
 }
 

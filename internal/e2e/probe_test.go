@@ -32,7 +32,7 @@ func describe(f testkit.Finding) string {
 // probePath is where the probe is seen inside the sandbox.
 func probePath(t *testing.T) string {
 	t.Helper()
-	return "/opt/probe/" + filepath.Base(testkit.Probe(t))
+	return "/mnt/probe/" + filepath.Base(testkit.Probe(t))
 }
 
 // probeDir is where the probe lies on the host.

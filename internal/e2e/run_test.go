@@ -56,7 +56,7 @@ func TestRunIsAsIfPosternWereNotThere(t *testing.T) {
 			if err := os.WriteFile(w.Home+"/data.txt", []byte("data\n"), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			r := ok(t, w.RunWith(t, []string{"--env", "GREETING=hi there", "--mount", w.Home + "/data.txt:/data/in.txt"}, "sh", "-c", `echo "$GREETING"; cat /data/in.txt; echo x > /data/in.txt`+" || echo read-only"))
+			r := ok(t, w.RunWith(t, []string{"--env", "GREETING=hi there", "--mount", w.Home + "/data.txt:/mnt/in.txt"}, "sh", "-c", `echo "$GREETING"; cat /mnt/in.txt; echo x > /mnt/in.txt`+" || echo read-only"))
 			if r.Stdout != "hi there\ndata\nread-only\n" {
 				t.Errorf("stdout: %q", r.Stdout)
 			}

@@ -23,9 +23,9 @@ func TestNoSecretIsInTheSandbox(t *testing.T) {
 			`curl -sS https://echo.test/ >/dev/null`,
 			`curl -sS https://api.anthropic.com/v1/messages -H "x-api-key: $ANTHROPIC_API_KEY" -d '{"messages":[]}' >/dev/null`,
 			`git ls-remote -q https://github.com/acme/widgets >/dev/null`,
-			probePath(t) + " sweep /set.json",
+			probePath(t) + " sweep /mnt/set.json",
 		}, " && ")
-		flags := []string{"--mount", filepath.Dir(testkit.Probe(t)) + ":/opt/probe", "--mount", w.Home + "/set.json:/set.json"}
+		flags := []string{"--mount", filepath.Dir(testkit.Probe(t)) + ":/mnt/probe", "--mount", w.Home + "/set.json:/mnt/set.json"}
 		r := ok(t, w.RunWith(t, flags, "sh", "-c", script))
 		f := testkit.Findings(t, r)[0]
 		if !f.OK {
@@ -52,8 +52,8 @@ func TestTheSweepFindsWhatIsThere(t *testing.T) {
 	if err := os.WriteFile(w.Home+"/set.json", []byte(c.File(t)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	script := fmt.Sprintf(`printf %%s '%s' | base64 > /tmp/planted; %s sweep /set.json`, planted.Value(), probePath(t))
-	flags := []string{"--mount", filepath.Dir(testkit.Probe(t)) + ":/opt/probe", "--mount", w.Home + "/set.json:/set.json", "--env", "PLANTED=" + planted.Value()}
+	script := fmt.Sprintf(`printf %%s '%s' | base64 > /tmp/planted; %s sweep /mnt/set.json`, planted.Value(), probePath(t))
+	flags := []string{"--mount", filepath.Dir(testkit.Probe(t)) + ":/mnt/probe", "--mount", w.Home + "/set.json:/mnt/set.json", "--env", "PLANTED=" + planted.Value()}
 	f := testkit.Findings(t, ok(t, w.RunWith(t, flags, "sh", "-c", script)))[0]
 	found := fmt.Sprint(f.Data["found"])
 	for _, where := range []string{"/tmp/planted", "/environ", "/cmdline", "/mem"} {

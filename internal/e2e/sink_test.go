@@ -61,12 +61,12 @@ func TestTheWorldIsRefusedAtOnce(t *testing.T) {
 			{"tcp", "198.51.100.1:80", "GET / HTTP/1.1\\r\\nHost: 198.51.100.1\\r\\n\\r\\n"},
 			{"tcp", "169.254.169.254:80", "GET /latest/meta-data/ HTTP/1.1\\r\\nHost: 169.254.169.254\\r\\n\\r\\n"},
 			{"tcp", "[fd00:ec2::254]:80", "GET / HTTP/1.1\\r\\nHost: metadata\\r\\n\\r\\n"},
-			{"tcp", "evil.test:22", "SSH-2.0-probe\\r\\n"}, {"tcp", "evil.test:25", "EHLO x\\r\\n"}, {"tcp", "evil.test:9418", "0000"},
+			{"tcp", "evil.test:22", "SSH-2.0-probe\\r\\n"}, {"tcp", "evil.test:25", "EHLO x\\r\\n"}, {"tcp", "evil.test:9418", "0032git-upload-pack /acme/widgets\\0host=evil.test\\0"},
 			{"tcp", "198.51.100.7:6379", "PING\\r\\n"}, {"tcp", "[2001:db8::1]:443", "\\x00\\x01\\x02\\x03"}, {"tcp", "open.test:8443", "GET / HTTP/1.1\\r\\n\\r\\n"},
 		}
 		before := len(w.House.Audit(t))
 		for i, f := range w.probe(t, commands...) {
-			if ms, _ := f.Data["closed_ms"].(float64); f.OK && ms > 1000 {
+			if ms, _ := f.Data["answer_ms"].(float64); f.OK && ms > 1000 {
 				t.Errorf("%v hung for %v ms", commands[i], ms)
 			}
 			if !f.OK && f.Errno == "" {

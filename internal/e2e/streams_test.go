@@ -66,7 +66,7 @@ func TestBulkLeavesMemoryFlat(t *testing.T) {
 	var peaks []int
 	for _, size := range []int64{64 << 10, 64 << 20, 1 << 30} {
 		n := strconv.FormatInt(size, 10)
-		cmd := w.Command(within(t, 2*time.Minute), "run", "--quiet", "--config", w.Config, "--mount", probeDir(t)+":/opt/probe", "--",
+		cmd := w.Command(within(t, 2*time.Minute), "run", "--quiet", "--config", w.Config, "--mount", probeDir(t)+":/mnt/probe", "--",
 			"sh", "-c", probePath(t)+" get 'https://open.test/bulk?n="+n+"' -- put https://open.test/bulk "+n+"; echo finished; read x")
 		in, err := cmd.StdinPipe()
 		if err != nil {

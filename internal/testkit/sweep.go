@@ -147,6 +147,6 @@ func (h *House) Probe(t T, args ...string) []Finding {
 func (h *House) ProbeRun(t T, flags []string, args ...string) Result {
 	t.Helper()
 	p := Probe(t)
-	flags = append([]string{"--mount", filepath.Dir(p) + ":/opt/probe"}, flags...)
-	return h.RunWith(t, flags, append([]string{"/opt/probe/" + filepath.Base(p)}, args...)...)
+	flags = append([]string{"--mount", filepath.Dir(p) + ":/mnt/probe"}, flags...)
+	return h.RunWith(t, flags, append([]string{"/mnt/probe/" + filepath.Base(p)}, args...)...)
 }

@@ -116,13 +116,22 @@ func calls() map[string]func() error {
 		"sethostname":       func() error { return raw(unix.SYS_SETHOSTNAME, bad, 5) },
 		"quotactl":          func() error { return raw(unix.SYS_QUOTACTL, 0, bad, 0, bad) },
 		"mknod":             func() error { return unix.Mknod("/tmp/probe-mem", unix.S_IFCHR|0o600, 1<<8|1) },
-		"setuid0":           func() error { return raw(unix.SYS_SETRESUID, 0, 0, 0) },
+		"setuid0":           becomeRoot,
 		"raise-priority":    func() error { return unix.Setpriority(unix.PRIO_PROCESS, 0, -10) },
 		"vhangup":           func() error { return raw(unix.SYS_VHANGUP) },
 		"tiocsti":           func() error { return stuff(unix.TIOCSTI) },
 		"tioclinux":         func() error { return stuff(unix.TIOCLINUX) },
 		"x32":               func() error { return foreign() },
 	}
+}
+
+// becomeRoot fails with EINVAL where the user namespace has no root at all, which is the firmest refusal.
+func becomeRoot() error {
+	err := raw(unix.SYS_SETRESUID, 0, 0, 0)
+	if errors.Is(err, unix.EINVAL) {
+		return unix.EPERM
+	}
+	return err
 }
 
 func cloneInto(flags uintptr) error {

@@ -17,7 +17,7 @@ import (
 
 const patience = 3 * time.Second // no attempt takes longer
 
-// tcp ADDR [TEXT] connects, sends the text and reads what comes back. Success is a connection.
+// tcp ADDR [TEXT] connects, sends the text and reads the first of what comes back. Success is a connection.
 func tcp(args []string) (map[string]any, error) {
 	if len(args) == 0 {
 		return usage("tcp ADDR [TEXT]")
@@ -34,12 +34,12 @@ func tcp(args []string) (map[string]any, error) {
 		_, err := io.WriteString(c, unescape(args[1]))
 		data["wrote"] = err == nil
 	}
-	b, err := io.ReadAll(io.LimitReader(c, 64<<10))
-	data["reply"] = string(b)
+	b := make([]byte, 64<<10)
+	n, err := c.Read(b)
+	data["reply"], data["answer_ms"] = string(b[:n]), time.Since(start).Milliseconds() // an answer, or the end
 	if err != nil {
 		data["read_error"] = err.Error()
 	}
-	data["closed_ms"] = time.Since(start).Milliseconds()
 	return data, nil
 }
 
@@ -63,11 +63,15 @@ func udp(args []string) (map[string]any, error) {
 	_, first := io.WriteString(c, text)
 	_, second := io.WriteString(c, text)
 	data["sent"] = first == nil && second == nil
+	if err := errors.Join(first, second); err != nil { // the refusal of the first, told to the second
+		data["ms"] = time.Since(start).Milliseconds()
+		return data, err
+	}
 	b := make([]byte, 2048)
 	n, err := c.Read(b)
 	data["ms"] = time.Since(start).Milliseconds()
 	if err != nil {
-		return data, errors.Join(first, second, err)
+		return data, err
 	}
 	data["reply"] = string(b[:n])
 	return data, nil
