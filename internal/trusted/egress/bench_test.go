@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"testing"
 
 	"postern/internal/core/gate"
@@ -22,15 +24,21 @@ func BenchmarkRoundTrip(b *testing.B) {
 		io.Copy(io.Discard, resp.Body)
 		resp.Body.Close()
 	}
-	for _, http1 := range []bool{true, false} {
+	for _, name := range []string{"h1", "h2"} {
+		srv := srv
+		if name == "h1" {
+			plain := httptest.NewUnstartedServer(srv.Config.Handler)
+			plain.TLS = &tls.Config{Certificates: []tls.Certificate{crt}}
+			plain.StartTLS()
+			b.Cleanup(plain.Close)
+			srv = &server{at: netip.MustParseAddrPort(plain.Listener.Addr().String())}
+		}
 		s := reaching(b, a, srv, nil)
 		p := asRequest(b, "api.example.com")
 		t, err := s.pool(poolKey{})
 		if err != nil {
 			b.Fatal(err)
 		}
-		t.Protocols.SetHTTP2(!http1)
-		name := map[bool]string{true: "h1", false: "h2"}[http1]
 		b.Run(name+"/egress", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

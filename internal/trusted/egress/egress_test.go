@@ -707,7 +707,7 @@ func TestEnvironmentChangesNothing(t *testing.T) {
 	if err != nil || roots.Equal(x509.NewCertPool()) {
 		t.Errorf("the system's roots hang on the environment: %v", err)
 	}
-	if _, err := readRoots(keys); err == nil {
+	if _, err := ReadRoots(keys); err == nil {
 		t.Error("session keys were logged")
 	}
 }

@@ -23,7 +23,7 @@ func systemRoots() (*x509.CertPool, error) {
 		"/etc/ssl/cert.pem",                                 // Alpine
 	}
 	for _, f := range files {
-		pool, err := readRoots(f)
+		pool, err := ReadRoots(f)
 		if err == nil {
 			return pool, nil
 		}
@@ -34,7 +34,8 @@ func systemRoots() (*x509.CertPool, error) {
 	return readRootDir("/etc/ssl/certs")
 }
 
-func readRoots(name string) (*x509.CertPool, error) {
+// ReadRoots reads a PEM file of root certificates, at most 8 MiB.
+func ReadRoots(name string) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	if err := addRoots(pool, name); err != nil {
 		return nil, err
