@@ -166,8 +166,12 @@ the content's hash. A file that changes must be approved again.`,
 				return err
 			}
 			if !yes {
-				if ok, err := confirm(c, "Trust this file?"); err != nil || !ok {
-					return errors.Join(err, &exitError{code: 1})
+				ok, err := confirm(c, "Trust this file?")
+				if err != nil {
+					return err
+				}
+				if !ok {
+					return &exitError{1, errors.New("not trusted")}
 				}
 			}
 			t, err := config.DefaultTrust()

@@ -22,7 +22,7 @@ func TestTheSuggestedLineAllowsTheRequest(t *testing.T) {
 		{"GET", "https", "a.example.com", "/", false}, {"POST", "https", "a.example.com:8443", "/v1/x/y?q=1", false}, {"GET", "http", "a.example.com", "/x", false},
 		{"GET", "https", "a.example.com", "/@scope%2Fname", false}, {"GET", "https", "a.example.com", "/a*b/it's%20\"quoted\"", false}, {"GET", "https", "a.example.com", "/socket", true},
 		{"GET", "https", "github.com", "/acme/widgets/info/refs?service=git-upload-pack", false}, {"POST", "https", "github.com", "/acme/widgets.git/git-receive-pack", false},
-		{"GET", "https", "a.example.com", "/%C3%A9t%C3%A9", false}, {"GET", "https", "a.example.com", "/100%25", false},
+		{"GET", "https", "pypi.org", "/simple/x/", false}, {"GET", "https", "a.example.com", "/%C3%A9t%C3%A9", false}, {"GET", "https", "a.example.com", "/100%25", false},
 	} {
 		a := policy.Action{Kind: policy.Request, Scheme: gate.HTTPS, Upgrade: r.upgrade}
 		if r.scheme == "http" {
