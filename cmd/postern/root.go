@@ -1,3 +1,4 @@
+// Postern runs a command in a sandbox that holds no credential, behind a gateway that does.
 package main
 
 import (
