@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io"
 	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -16,11 +15,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) {
-	// Cleanups run on a goroutine of the runtime's.
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("runtime.runCleanups"))
-	os.Exit(1) // VerifyTestMain does not return
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // source gives its chunks one a Read, as a network does.
 type source struct {
