@@ -137,7 +137,7 @@ func (c *compiler) compileMounts(s *profileSource) []Mount {
 	// Relative paths begin where the policy lies when that is where one works, and else where one works: a policy in the
 	// configuration directory must not mount that.
 	base := c.dir
-	if c.work != c.dir && !strings.HasPrefix(c.work, strings.TrimSuffix(c.dir, "/")+"/") {
+	if !below(c.work, c.dir) {
 		base = c.work
 	}
 	out := []Mount{}

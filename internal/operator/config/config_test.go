@@ -252,6 +252,31 @@ func TestMountsOfAPolicyElsewhereBeginAtTheWorkingDirectory(t *testing.T) {
 	}
 }
 
+func TestACredentialThatTheSandboxWouldSeeIsRefused(t *testing.T) {
+	home := isolate(t)
+	work := t.TempDir()
+	t.Chdir(work)
+	text := func(file, mounts string) []byte {
+		return []byte("version: 1\ncredentials:\n  c: {kind: api-key, source: {file: " + file + "}}\nprofiles:\n  default:\n    allow: [{host: a.example.com, inject: {credential: c, header: X-Key}}]\n" + mounts)
+	}
+	for _, c := range []struct {
+		file, mounts string
+		ok           bool
+	}{
+		{"./key", "", false}, {"./key", "    mounts: [{path: .}]\n", false}, {"./key", "    mounts: []\n", true}, {"~/d/key", "    mounts: [{path: ~/d}]\n", false},
+		{"~/dd/key", "    mounts: [{path: ~/d}]\n", true}, {"~/key", "", true}, {"/etc/../" + work + "/sub/key", "", false},
+	} {
+		_, err := config.Parse(filepath.Join(work, config.Name), text(c.file, c.mounts))
+		if c.ok != (err == nil) || err != nil && !strings.Contains(err.Error(), "postern.yaml:3:31: a sandbox would see this file") {
+			t.Errorf("%s with %q: %v", c.file, c.mounts, err)
+		}
+	}
+	t.Chdir(home)
+	if _, err := config.Parse(filepath.Join(home, ".config/postern", config.Name), text("~/.config/postern/key", "")); err != nil {
+		t.Errorf("at home: %v", err)
+	}
+}
+
 func TestRelaxationsAreNamedByLine(t *testing.T) {
 	c := profile(t, `version: 1
 profiles:

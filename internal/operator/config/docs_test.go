@@ -2,10 +2,14 @@ package config_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/goccy/go-yaml"
+	"github.com/google/jsonschema-go/jsonschema"
 
 	"postern/internal/operator/config"
 	"postern/internal/operator/preset"
@@ -49,6 +53,62 @@ func TestYAMLOfTheDocumentationLoads(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s: %v\n%s", page, err, text)
 			}
+		}
+	}
+}
+
+// accepts reports whether a JSON Schema accepts a YAML text, as an editor would find out.
+func accepts(t *testing.T, schema *jsonschema.Resolved, text string) error {
+	t.Helper()
+	var v any
+	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatal(err)
+	}
+	asJSON, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var plain any
+	if err := json.Unmarshal(asJSON, &plain); err != nil {
+		t.Fatal(err)
+	}
+	return schema.Validate(plain)
+}
+
+func TestSchemaAcceptsTheDocumentationAndRefusesMistakes(t *testing.T) {
+	text, err := config.Schema()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s jsonschema.Schema
+	if err := json.Unmarshal(text, &s); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := s.Resolve(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, page := range []string{"docs/guide/presets.md", "docs/reference/policy.md"} {
+		for _, block := range yamlBlocks(t, page) {
+			if strings.HasPrefix(block, "version:") {
+				seen++
+				if err := accepts(t, schema, block); err != nil {
+					t.Errorf("%s: %v", page, err)
+				}
+			}
+		}
+	}
+	if seen != 2 {
+		t.Errorf("%d policies in the documentation", seen)
+	}
+	for _, bad := range []string{
+		"{}", "version: 2", "version: 1\nprofile: {}", "version: 1\nprofiles: {default: {allow: [{}]}}", "version: 1\nprofiles: {default: {allow: [{host: a.example.com, methods: [get]}]}}",
+		"version: 1\nprofiles: {default: {limits: {requests: 600}}}", "version: 1\ncredentials: {a: {kind: oauth, source: {file: x}}}", "version: 1\nprofiles: {default: {use: [{credential: a}]}}",
+		"version: 1\nprofiles: {default: {allow: }}",
+	} {
+		if accepts(t, schema, bad) == nil {
+			t.Errorf("accepted: %s", bad)
 		}
 	}
 }

@@ -42,6 +42,7 @@ func (p *profile) compile() {
 	}
 	p.denyRules()
 	p.checkAmbiguity()
+	p.checkSources()
 	p.environment()
 	p.placeholders()
 	p.manners()
@@ -279,6 +280,30 @@ func (p *profile) addRule(c ruleset.Compiled, at strictyaml.Pos) {
 	if _, shaped := p.shapes[in.Credential]; in.Mode == policy.InjectSwap && !shaped {
 		p.r.Add(c.CredentialAt, "add `placeholder: \"{alnum:40}\"` to the credential, and give it to the sandbox under `env:`; or use inject", "swap needs a placeholder for its credential")
 	}
+}
+
+// checkSources refuses a credential's file that the sandbox would see through a mount: it could read it, or put a link in its place.
+func (p *profile) checkSources() {
+	mounts := p.out.Mounts
+	if mounts == nil && !below(p.home, p.work) {
+		mounts = []Mount{{Path: p.work}} // a mount of the home directory is the sandbox's to refuse
+	}
+	for _, name := range sorted(p.compiler.src.Credentials) {
+		s := p.compiler.src.Credentials[name]
+		file := s.Source.File.in(p.dir, p.home)
+		n, err := gate.ParseCredentialName(name)
+		if _, used := p.out.Credentials[n]; err != nil || !used || file == "" {
+			continue
+		}
+		if slices.ContainsFunc(mounts, func(m Mount) bool { return below(file, m.Path) }) {
+			p.r.Add(s.Source.Key("file"), "keep it outside of what is mounted: ~/.config/postern/", "a sandbox would see this file: it lies in what the profile%s mounts", strictyaml.Word(p.out.Name))
+		}
+	}
+}
+
+// below reports whether path is dir or lies in it; both are clean and absolute.
+func below(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
 func (p *profile) denyRules() {
