@@ -120,11 +120,11 @@ func TestPresetsAllowWhatTheirClientsNeedAndNothingElse(t *testing.T) {
 			[]string{"GET " + npmHost + "/left-pad", "GET " + npmHost + "/@types%2Fnode", "HEAD " + npmHost + "/x/-/x-1.tgz", "POST " + npmHost + "/-/npm/v1/security/advisories/bulk"},
 			[]string{"PUT " + npmHost + "/left-pad", "POST " + npmHost + "/-/v1/login", "PUT " + npmHost + "/-/user/org.couchdb.user:me", "POST " + npmHost + "/-/npm/v1/tokens", "DELETE " + npmHost + "/left-pad/-rev/1", "GET https://npmjs.org/", "GET http://r.npmjs.org/left-pad", "GET https://xnpmjs.org/"},
 		},
-		{"pypi", "", []string{"GET https://pypi.org/simple/requests/", "GET https://f.pythonhosted.org/a.whl"}, []string{"POST https://upload.pypi.org/legacy/", "POST https://pypi.org/legacy/", "GET https://test.pypi.org/simple/", "GET http://pypi.org/simple/x/"}},
+		{"pypi", "", []string{"GET https://pypi.org/simple/requests/", "GET https://f.pythonhosted.org/a.whl"}, []string{"POST https://u.pypi.org/legacy/", "POST https://pypi.org/legacy/", "GET https://t.pypi.org/simple/", "GET http://pypi.org/simple/x/"}},
 		{"go", "", []string{"GET " + goHost + "/golang.org/x/net/@v/list", "GET https://s.golang.org/lookup/x@v1"}, []string{"POST " + goHost + "/x", "GET https://golang.org/", "GET https://storage.googleapis.com/go-x"}},
 		{"crates", "", []string{"GET https://i.crates.io/se/rd/serde", "GET https://crates.io/api/v1/crates/serde/1.0.0/download"}, []string{"PUT https://crates.io/api/v1/crates/new", "DELETE https://crates.io/api/v1/crates/x/1/yank"}},
 		{"debian", "", []string{"GET https://" + debHost + "/debian/dists/x/InRelease", "GET http://" + debHost + "/debian/pool/a.deb", "GET http://" + debHost + "/debian/pool/g/g++_1%3a2.deb"}, []string{"POST https://" + debHost + "/x", "PUT http://" + debHost + "/x", "GET http://debian.org/"}},
-		{"ubuntu", "", []string{"GET http://archive.ubuntu.com/ubuntu/dists/x/InRelease"}, []string{"POST https://paste.ubuntu.com/", "GET http://ubuntu.com/"}},
+		{"ubuntu", "", []string{"GET http://a.ubuntu.com/ubuntu/dists/x/InRelease"}, []string{"POST https://paste.ubuntu.com/", "GET http://ubuntu.com/"}},
 	}
 	covered := map[string]bool{}
 	for _, row := range table {
@@ -156,7 +156,7 @@ func TestPresetsNeverAllowAnotherPresetsAttack(t *testing.T) {
 	// What carries data out of a sandbox must not be allowed by any preset at all.
 	for _, r := range []string{
 		"POST https://api.anthropic.com/v1/files", "POST https://api.openai.com/v1/files", "POST https://generativelanguage.googleapis.com/upload/v1beta/files",
-		"POST https://api.github.com/gists", "PUT https://r.npmjs.org/x", "POST https://upload.pypi.org/legacy/", "POST https://statsig.anthropic.com/v1/rgstr", "POST https://sentry.io/api/1/envelope/",
+		"POST https://api.github.com/gists", "PUT https://r.npmjs.org/x", "POST https://u.pypi.org/legacy/", "POST https://statsig.anthropic.com/v1/rgstr", "POST https://sentry.io/api/1/envelope/",
 		"GET https://169.254.169.254.example.com/", "GET https://metadata.google.internal/",
 	} {
 		for _, name := range preset.Names() {
