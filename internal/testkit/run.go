@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -205,7 +206,7 @@ func (r Record) Text(key string) string {
 	return s
 }
 
-// Audit reads the records of every session of the house, in the order in which the sessions began.
+// Audit reads the records of every session of the house, in the order of their times.
 func (h *House) Audit(t T) []Record {
 	t.Helper()
 	var out []Record
@@ -223,6 +224,7 @@ func (h *House) Audit(t T) []Record {
 			out = append(out, r)
 		}
 	}
+	slices.SortStableFunc(out, func(a, b Record) int { return strings.Compare(a.Text("time"), b.Text("time")) })
 	return out
 }
 
