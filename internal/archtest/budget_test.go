@@ -12,15 +12,16 @@ import (
 // budget: lines that hold code, without comments, blank lines and tests. Raise a number only in a commit whose body argues why the
 // line could not stand outside the core.
 func budgets() map[string]int {
-	return map[string]int{
-		"internal/core/secret":    700, // 200 of values, 500 of the redactor: matcher, index, stream
-		"internal/core/policy":    700,
-		"internal/core/session":   400,
-		"internal/hostile/attest": 300,
-		"internal/trusted/audit":  900,
-		"internal/trusted/broker": 900,
-		"internal/trusted/ca":     400,
-		"internal/trusted/egress": 1100,
+	return map[string]int{ // what stood there when the parts first worked together, rounded up
+		"internal/core/secret":      750, // 200 of values, 500 of the redactor: matcher, index, stream
+		"internal/core/policy":      750,
+		"internal/core/placeholder": 400, // what stands in for a credential, and where it may stand
+		"internal/core/session":     400,
+		"internal/hostile/attest":   150,
+		"internal/trusted/audit":    1000, // group commit, rotation, recovery; reading and verifying stand in operator/journal
+		"internal/trusted/broker":   800,  // sources, refresh, injection
+		"internal/trusted/ca":       350,
+		"internal/trusted/egress":   1200, // resolver, address table, dialer, TLS, pools, corporate proxy
 	}
 }
 

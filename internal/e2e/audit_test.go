@@ -65,7 +65,7 @@ func TestTheLogIsVerifiedExplainedAndEscaped(t *testing.T) {
 		}
 		dir := filepath.Join(w.State, "audit")
 		shown := ok(t, w.Postern(t, nil, "log", "--dir", dir, "--denied"))
-		if !strings.Contains(shown.Stdout, "evil.test") || strings.ContainsAny(shown.Stdout, "\x1b\x07\x9b") || strings.Contains(shown.Stdout, "in-the-query") {
+		if !strings.Contains(shown.Stdout, "evil.test") || strings.ContainsAny(shown.Stdout, "\x1b\x07\u009b") || strings.Contains(shown.Stdout, "in-the-query") {
 			t.Errorf("postern log: %q", shown.Stdout)
 		}
 		if why := ok(t, w.Postern(t, nil, "explain", "--dir", dir, event)); !strings.Contains(why.Stdout, "path.malformed") {
