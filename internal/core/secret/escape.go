@@ -1,6 +1,7 @@
 package secret
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -57,16 +58,9 @@ func match(needle, in []byte) (size int, more bool) {
 
 // insert adds n to an ascending set.
 func insert(set []int, n int) []int {
-	k := len(set)
-	for k > 0 && set[k-1] > n {
-		k--
+	if k, found := slices.BinarySearch(set, n); !found {
+		return slices.Insert(set, k, n)
 	}
-	if k > 0 && set[k-1] == n {
-		return set
-	}
-	set = append(set, 0)
-	copy(set[k+1:], set[k:])
-	set[k] = n
 	return set
 }
 

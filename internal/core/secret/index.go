@@ -34,7 +34,6 @@ type index struct {
 	byByte  [256][]origin    // by the byte that an escape stands for
 	pairs   *[1 << 10]uint64 // bitmap over the first two bytes of every spelling
 	letters [256]letter      // what a byte can be in a spelling
-	firsts  [256]bool        // the first byte of every spelling
 }
 
 // origin is a place in a needle, with the byte before it.
@@ -128,52 +127,51 @@ func (ix *index) wipe() {
 	clear(ix.groups)
 	clear(ix.pairs[:])
 	clear(ix.byByte[:])
-	clear(ix.firsts[:])
 	clear(ix.letters[:])
 }
 
-// search appends the spans of all matches in b to spans.
-func (ix *index) search(b []byte, spans []span) []span {
-	for at := 0; at+gramBytes <= len(b); at += ix.step {
+// search appends to spans the matches that lie in b[from:].
+func (ix *index) search(b []byte, from int, spans []span) []span {
+	for at := from; at+gramBytes <= len(b); at += ix.step {
 		h := binary.LittleEndian.Uint32(b[at:]) * 0x9E3779B1 >> ix.shift
 		if ix.filter[h/64]>>(h%64)&1 != 0 {
-			spans = ix.verify(b, at, h, spans)
+			spans = ix.verify(b, from, at, h, spans)
 		}
 	}
 	for i := range len(ix.intros) {
-		for at := 0; ; at++ {
+		for at := from; ; at++ {
 			k := bytes.IndexByte(b[at:], ix.intros[i])
 			if k < 0 {
 				break
 			}
 			at += k
 			if at+1 == len(b) || ix.second[i][b[at+1]] {
-				spans = ix.escaped(b, at, spans)
+				spans = ix.escaped(b, from, at, spans)
 			}
 		}
 	}
 	return spans
 }
 
-func (ix *index) verify(b []byte, at int, h uint32, spans []span) []span {
+func (ix *index) verify(b []byte, from, at int, h uint32, spans []span) []span {
 	for _, o := range ix.groups[h] {
 		start, n := at-int(o.offset), ix.needles[o.needle]
-		if start >= 0 && start+len(n) <= len(b) && bytes.Equal(b[start:start+len(n)], n) {
+		if start >= from && start+len(n) <= len(b) && bytes.Equal(b[start:start+len(n)], n) {
 			spans = add(spans, span{start, start + len(n)})
 		}
 	}
 	return spans
 }
 
-// escaped finds the matches whose first escape is at b[at].
-func (ix *index) escaped(b []byte, at int, spans []span) []span {
+// escaped finds the matches from b[from] on whose first escape is at b[at].
+func (ix *index) escaped(b []byte, from, at int, spans []span) []span {
 	c, ok := leads(b[at:])
 	if !ok {
 		return spans
 	}
 	for _, o := range ix.byByte[c] {
 		start := at - int(o.offset)
-		if start < 0 || o.offset > 0 && b[at-1] != o.before {
+		if start < from || o.offset > 0 && b[at-1] != o.before {
 			continue
 		}
 		n := ix.needles[o.needle]
@@ -187,24 +185,26 @@ func (ix *index) escaped(b []byte, at int, spans []span) []span {
 	return spans
 }
 
-// alive is the offset of the first byte of b at which a match may begin that needs bytes beyond b; len(b) when there is none.
-func (ix *index) alive(b []byte) int {
-	for at := ix.tail(b); at+1 < len(b); at++ {
-		if k := uint(b[at])<<8 | uint(b[at+1]); ix.pairs[k/64]>>(k%64)&1 != 0 && ix.pending(b[at:]) {
-			return at
+// begun appends to starts the offsets from b[from] on at which a match may begin that needs bytes beyond b.
+func (ix *index) begun(b []byte, from int, starts []int) []int {
+	for at := ix.tail(b, from); at < len(b); at++ {
+		if at+1 < len(b) {
+			if k := uint(b[at])<<8 | uint(b[at+1]); ix.pairs[k/64]>>(k%64)&1 == 0 {
+				continue
+			}
+		}
+		if _, more := ix.try(b, at, nil); more {
+			starts = append(starts, at)
 		}
 	}
-	if n := len(b); n > 0 && ix.firsts[b[n-1]] && ix.pending(b[n-1:]) {
-		return n - 1
-	}
-	return len(b)
+	return starts
 }
 
-// tail is the offset before which no match can begin that reaches to the end of b: all bytes from there on can be part of a match,
-// and escapes are never further apart than the longest needle.
-func (ix *index) tail(b []byte) int {
+// tail is the offset, at least from, before which no match can begin that reaches to the end of b: all bytes from there on can be part
+// of a match, and escapes are never further apart than the longest needle.
+func (ix *index) tail(b []byte, from int) int {
 	since := 0 // the last escape, going backwards
-	for at := len(b); at > 0; at-- {
+	for at := len(b); at > from; at-- {
 		switch ix.letters[b[at-1]] {
 		case stranger:
 			return at
@@ -217,19 +217,23 @@ func (ix *index) tail(b []byte) int {
 			return at
 		}
 	}
-	return 0
+	return from
 }
 
-func (ix *index) pending(b []byte) bool {
+// try appends to spans the longest match that begins at b[start], and reports whether one may that needs bytes beyond b.
+func (ix *index) try(b []byte, start int, spans []span) ([]span, bool) {
+	alive := false
 	for _, n := range ix.needles {
-		if n[0] != b[0] && ix.letters[b[0]] != intro {
+		if n[0] != b[start] && ix.letters[b[start]] != intro {
 			continue
 		}
-		if _, more := match(n, b); more {
-			return true
+		size, more := match(n, b[start:])
+		if size > 0 {
+			spans = add(spans, span{start, start + size})
 		}
+		alive = alive || more
 	}
-	return false
+	return spans, alive
 }
 
 // add appends x, or widens the last span when they touch, so that dense matches cost no memory.
@@ -270,12 +274,11 @@ func (ix *index) follow(c byte) {
 	}
 }
 
-// begin enters the first two bytes of every spelling of n: a quick test that alive makes before it matches.
+// begin enters the first two bytes of every spelling of n: a quick test before matching.
 func (ix *index) begin(n []byte) {
 	pair := func(a, b byte) {
 		k := uint(a)<<8 | uint(b)
 		ix.pairs[k/64] |= 1 << (k % 64)
-		ix.firsts[a] = true
 	}
 	after := []byte{n[1], '%', '\\'}
 	if n[1] == ' ' {

@@ -64,7 +64,7 @@ func (r *Redactor) Found(b []byte) bool {
 	if r.wiped {
 		return true
 	}
-	return len(r.ix.search(b, nil)) > 0
+	return len(r.ix.search(b, 0, nil)) > 0
 }
 
 // Bytes is b with secrets overwritten, and how many runs were. It never changes b; when nothing was found it returns b itself.
@@ -79,24 +79,20 @@ func (r *Redactor) Bytes(b []byte) (masked []byte, n int) {
 
 // String is s with secrets overwritten.
 func (r *Redactor) String(s string) string {
-	if r.IsZero() {
-		return s
+	if out, n := r.Bytes([]byte(s)); n > 0 {
+		return string(out)
 	}
-	out, n := r.Bytes([]byte(s))
-	if n == 0 {
-		return s
-	}
-	return string(out)
+	return s
 }
 
 // Stream redacts one stream of bytes that comes in pieces. It is not safe for concurrent use.
 type Stream struct {
 	r      *Redactor
 	held   []byte // raw bytes that may be the beginning of a match
-	cover  int    // how many of held are covered by a match that began before them
+	starts []int  // where in held one may begin, ascending; the first is 0
+	spans  []span // what matches cover of held
 	inRun  bool   // the last byte released was overwritten
 	hits   int64
-	spans  []span
 	closed bool // the redactor was wiped
 }
 
@@ -124,47 +120,58 @@ func (s *Stream) push(dst, p []byte, last bool) []byte {
 
 // process redacts b, which begins with the held bytes, in place. It returns how many bytes may be released; the rest of b is
 // taken into held and zeroed.
+//
+// Held bytes are not searched again: a match that begins in them begins at one of starts.
 func (s *Stream) process(b []byte, last bool) int {
-	n := len(b)
-	s.spans = s.spans[:0]
 	s.r.mu.RLock()
+	starts := s.starts[:0]
 	if s.r.wiped {
-		s.closed = true
-		s.spans = append(s.spans, span{0, n})
+		s.closed, s.spans = true, append(s.spans[:0], span{0, len(b)})
 	} else {
-		if s.cover > 0 {
-			s.spans = append(s.spans, span{0, s.cover})
+		alive := false
+		for _, at := range s.starts {
+			if s.spans, alive = s.r.ix.try(b, at, s.spans); alive && !last {
+				starts = append(starts, at)
+			}
 		}
-		s.spans = s.r.ix.search(b, s.spans)
+		s.spans = s.r.ix.search(b, len(s.held), s.spans)
 		if !last {
-			n = s.r.ix.alive(b)
+			starts = s.r.ix.begun(b, len(s.held), starts)
 		}
 	}
 	s.r.mu.RUnlock()
+	n := len(b)
+	if len(starts) > 0 {
+		n = starts[0]
+	}
 	s.mask(b, n)
+	for i := range starts {
+		starts[i] -= n
+	}
+	s.starts = starts
 	clear(s.held)
 	s.held = append(s.held[:0], b[n:]...)
 	clear(b[n:])
 	return n
 }
 
-// mask overwrites what the spans cover of b[:n], counts the runs and remembers how far the last one reaches beyond n.
+// mask overwrites what the spans cover of b[:n], counts the runs, and keeps of the spans what lies beyond n.
 func (s *Stream) mask(b []byte, n int) {
-	s.cover = max(0, s.cover-n)
-	inRun := n == 0 && s.inRun
-	for _, x := range merge(s.spans) {
-		if x.start >= n {
-			break
+	spans, inRun := merge(s.spans), n == 0 && s.inRun
+	s.spans = s.spans[:0]
+	for _, x := range spans {
+		if x.start < n {
+			if !(x.start == 0 && s.inRun) {
+				s.hits++
+			}
+			inRun = inRun || x.end >= n
+			run := b[x.start:min(x.end, n)]
+			for i := range run {
+				run[i] = '*'
+			}
 		}
-		if !(x.start == 0 && s.inRun) {
-			s.hits++
-		}
-		if x.end >= n {
-			s.cover, inRun = max(s.cover, x.end-n), true
-		}
-		run := b[x.start:min(x.end, n)]
-		for i := range run {
-			run[i] = '*'
+		if x.end > n {
+			s.spans = append(s.spans, span{max(0, x.start-n), x.end - n})
 		}
 	}
 	s.inRun = inRun
@@ -192,7 +199,7 @@ func (x *Reader) Close() error { return x.src.Close() }
 const (
 	minRoom   = 512  // in the caller's buffer beyond what is held, to work in it
 	ownRoom   = 4096 // in our own otherwise
-	maxEmpty  = 100  // reads of nothing in a row before the source is called stuck
+	maxEmpty  = 100  // reads of nothing before the source is called stuck
 	gramBytes = 4
 )
 
@@ -225,7 +232,6 @@ func (x *Reader) Read(p []byte) (int, error) {
 			}
 			continue
 		}
-		empty = 0
 		n = x.s.process(b[:h+n], err != nil)
 		if x.err = err; x.s.closed {
 			x.err = ErrWiped
