@@ -91,8 +91,8 @@ func (p *Process) listen() {
 			p.answer(r.NoExec)
 		case r.Failed != nil:
 			p.answer(r.Failed.err())
-		case r.Stopped != 0:
-			p.stopWith(syscall.Signal(r.Stopped))
+		case r.Stopped:
+			p.stop()
 		case r.Exit != nil:
 			p.mu.Lock()
 			p.exit = r.Exit

@@ -51,9 +51,10 @@ func (p *Process) ForwardSignals(ctx context.Context) {
 	}()
 }
 
-// stopWith stops this process as the command was stopped, so that the shell's job control sees it, and sets the command going again
-// when the shell does so with this one.
-func (p *Process) stopWith(s syscall.Signal) {
+// stop stops this process because the command was stopped, so that the shell's job control sees it, and sets the command going again
+// when the shell does so with this one. It is SIGSTOP whatever stopped the command: once Go has caught SIGTSTP it never lets the
+// default action happen again.
+func (p *Process) stop() {
 	p.mu.Lock()
 	follows := p.follows
 	p.mu.Unlock()
@@ -62,16 +63,7 @@ func (p *Process) stopWith(s syscall.Signal) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if s == syscall.SIGSTOP {
-		syscall.Kill(os.Getpid(), s)
-	} else {
-		caught := !signal.Ignored(s)
-		signal.Reset(s)
-		unix.Tgkill(os.Getpid(), unix.Gettid(), s) // to this thread: it is stopped when the call returns, and then resumed
-		if caught {
-			signal.Notify(make(chan os.Signal, 1), s)
-		}
-	}
+	unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP) // to this thread: the call returns when the process goes on
 	p.send(order{Signal: int(syscall.SIGCONT)})
 }
 

@@ -71,16 +71,23 @@ func (p *Process) begin(ctx context.Context, spec *Spec, id Identity, root bool,
 	defer stop()
 	err = p.group.adopt(p.child.Pid)
 	s := <-search
-	if err = errors.Join(err, s.err); err != nil {
+	if s.err != nil {
+		return s.err
+	}
+	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
 	p.notes = append(p.notes, s.notes...)
 	masks := append([]string{}, s.sockets...) // never null on the wire
-	if err := p.send(order{Masks: &masks}); err != nil {
-		return p.startError(ctx, err)
+	sent := p.send(order{Masks: &masks})
+	if err = p.awaitReady(); err == nil { // if B is gone already, it has said why, and that is the better error
+		err = sent
 	}
-	if err := p.awaitReady(); err != nil {
-		return p.startError(ctx, err)
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("sandbox: start: %w", context.Cause(ctx))
+		}
+		return err
 	}
 	p.heard = make(chan struct{})
 	go p.listen()
@@ -90,14 +97,6 @@ func (p *Process) begin(ctx context.Context, spec *Spec, id Identity, root bool,
 type searched struct {
 	found
 	err error
-}
-
-// startError prefers the reason that the caller knows: its context is over.
-func (p *Process) startError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("sandbox: start: %w", context.Cause(ctx))
-	}
-	return err
 }
 
 // plan says to B what A has found out.

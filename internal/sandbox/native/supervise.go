@@ -57,12 +57,12 @@ func supervise() error {
 	return s.reap(pid)
 }
 
-// watchSignals takes note of what the terminal sends to the process group. As init, and with a handler, this process survives it all;
-// a handler, unlike SIG_IGN, is not inherited by the command.
+// watchSignals takes note of what the terminal sends to the process group. With a handler for it this process survives whatever the
+// command sends to pid 1; a handler, unlike SIG_IGN, is not inherited by the command.
 func (s *supervisor) watchSignals() {
 	got := make(chan os.Signal, 64)
-	for _, n := range append(forwarded(), stopping()...) {
-		if !signal.Ignored(n) {
+	for n := syscall.SIGHUP; n <= syscall.SIGSYS; n++ {
+		if n != syscall.SIGCHLD && n != syscall.SIGURG && !signal.Ignored(n) { // the runtime uses SIGURG itself
 			signal.Notify(got, n)
 		}
 	}
@@ -115,7 +115,7 @@ func (s *supervisor) reap(command int) error {
 			return &Error{Op: "wait", Err: err}
 		case pid != command:
 		case ws.Stopped():
-			sendReport(report{Stopped: int(ws.StopSignal())})
+			sendReport(report{Stopped: true})
 		case ws.Exited():
 			sendReport(report{Exit: &ExitStatus{Code: ws.ExitStatus()}})
 			os.Exit(0)

@@ -80,7 +80,7 @@ type report struct {
 	Ready   *ready      `json:",omitempty"` // sockets travel with it
 	Started bool        `json:",omitempty"`
 	NoExec  *ExecError  `json:",omitempty"`
-	Stopped int         `json:",omitempty"` // the command was stopped by this signal
+	Stopped bool        `json:",omitempty"` // the command was stopped by a signal
 	Exit    *ExitStatus `json:",omitempty"`
 }
 
