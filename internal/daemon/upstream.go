@@ -18,6 +18,7 @@ import (
 	"postern/internal/operator/config"
 	"postern/internal/trusted/broker"
 	"postern/internal/trusted/egress"
+	"postern/internal/trusted/scrub"
 )
 
 // UpstreamConfig is what a session may use of the world, as its profile says. Session is needed.
@@ -128,7 +129,7 @@ func (u *Upstream) RoundTrip(p policy.Permit, slot policy.Slot, r *http.Request)
 	if resp.StatusCode == http.StatusUnauthorized && !name.IsZero() {
 		u.credentials.Refused(p)
 	}
-	if err := broker.Scrub(resp, red); err != nil {
+	if err := scrub.Response(resp, red); err != nil {
 		return nil, err
 	}
 	return resp, nil
@@ -150,10 +151,11 @@ func (u *Upstream) dress(p policy.Permit, slot policy.Slot, r *http.Request) (*h
 	if slot == (policy.Slot{}) {
 		red := u.credentials.Redactor(p)
 		if !red.IsZero() {
-			broker.Searchable(out)
+			scrub.Request(out)
 		}
 		return quiet(out, red), none, red, nil
 	}
+	scrub.Request(out)
 	_, red, err := u.credentials.Inject(r.Context(), p, slot, out)
 	if err != nil {
 		return nil, none, nil, err
@@ -170,7 +172,7 @@ func quiet(r *http.Request, red *secret.Redactor) *http.Request {
 	// httptrace calls the newer hook first, then the older one with the same header.
 	return r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
 		Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
-			broker.Header(http.Header(h), red)
+			scrub.Header(http.Header(h), red)
 			return nil
 		},
 	}))

@@ -18,9 +18,8 @@ import (
 
 // Inject writes the credential that a permit's rule names into slot of r, and returns the receipt and what masks the answer.
 //
-// Whatever stood in the slot is replaced. The request is also made one whose answer can be searched: no compression that we could not
-// undo, no ranges (two halves of a secret in two answers would be found in neither), no WebSocket extensions. r must be a copy that is seen
-// by nobody but egress. The error is a *gate.Failure, and then r has not been given a credential.
+// Whatever stood in the slot is replaced. r must be a copy that is seen by nobody but egress. The error is a *gate.Failure, and then r
+// has not been given a credential.
 func (b *Broker) Inject(ctx context.Context, p policy.Permit, slot policy.Slot, r *http.Request) (record.Receipt, *secret.Redactor, error) {
 	if !slices.Contains(p.Injection().Slots, slot) {
 		return record.Receipt{}, nil, &gate.Failure{Reason: gate.ReasonBug, Detail: "a slot that the rule does not declare"}
@@ -38,7 +37,6 @@ func (b *Broker) Inject(ctx context.Context, p policy.Permit, slot policy.Slot, 
 		user = slot.User
 	}
 	red := h.redactor(user)
-	Searchable(r)
 	err = h.value.Use(func(v []byte) error {
 		switch slot.Kind {
 		case policy.HeaderSlot:
@@ -99,42 +97,4 @@ func setQuery(r *http.Request, name, value string) {
 	}
 	u.RawQuery = strings.Join(append(kept, url.QueryEscape(name)+"="+url.QueryEscape(value)), "&")
 	r.URL = &u
-}
-
-// Searchable makes r a request whose answer can be searched for secrets.
-func Searchable(r *http.Request) {
-	if r.Header == nil {
-		r.Header = http.Header{}
-	}
-	coding := "identity"
-	if refusesIdentity(r.Header["Accept-Encoding"]) {
-		coding = "gzip" // it will be undone all the same
-	}
-	r.Header["Accept-Encoding"] = []string{coding}
-	for _, name := range []string{"Range", "If-Range", "A-Im", "Sec-Websocket-Extensions"} {
-		delete(r.Header, name)
-	}
-	for _, name := range []string{"Grpc-Accept-Encoding", "Connect-Accept-Encoding"} {
-		if r.Header.Get(name) != "" {
-			r.Header[name] = []string{"identity"}
-		}
-	}
-}
-
-// refusesIdentity reads an Accept-Encoding (RFC 9110 §12.5.3) for "identity;q=0", or "*;q=0" without a word on identity.
-func refusesIdentity(values []string) bool {
-	identity, rest := "", ""
-	for _, v := range values {
-		for item := range strings.SplitSeq(v, ",") {
-			name, q, _ := strings.Cut(strings.ToLower(strings.ReplaceAll(item, " ", "")), ";q=")
-			switch name {
-			case "identity":
-				identity = "q" + q
-			case "*":
-				rest = "q" + q
-			}
-		}
-	}
-	none := func(q string) bool { return q != "q" && strings.Trim(q, "q0.") == "" && strings.HasPrefix(q, "q0") }
-	return none(identity) || identity == "" && none(rest)
 }

@@ -1,4 +1,4 @@
-package broker
+package scrub
 
 import (
 	"encoding/binary"
@@ -128,7 +128,8 @@ func (x *framed) Read(p []byte) (int, error) {
 			x.err = err
 		} else if x.err != nil {
 			x.flush()
-			x.out = append(x.out, x.head...) // an unfinished header
+			cut, _ := x.red.Bytes(x.aside) // what the source's end has cut short
+			x.out = append(append(x.out, x.head...), cut...)
 		}
 	}
 	n := copy(p, x.out[x.off:])

@@ -1,4 +1,8 @@
-package broker
+// Package scrub takes credentials out of what an upstream answers: header, body, trailer, WebSocket and gRPC messages, whatever the coding.
+//
+// It reads what strangers on the internet send and holds no credential: of one it knows a Redactor. Everything streams; memory is bounded
+// by the decoders' windows (8 MiB for zstd, 16 MiB for brotli, which are never asked for) and a few buffers of 64 KiB.
+package scrub
 
 import (
 	"errors"
@@ -10,12 +14,12 @@ import (
 	"postern/internal/core/secret"
 )
 
-// Scrub masks in an answer what red knows: in its header, its body, its trailer, and the stream of a 101. Nothing is delayed but bytes
+// Response masks in an answer what red knows: in its header, its body, its trailer, and the stream of a 101. Nothing is delayed but bytes
 // that may be the beginning of a match, and those of WebSocket and gRPC only until their message ends.
 //
 // A body that came compressed is delivered uncompressed. What cannot be searched is refused with ReasonOpaqueEncoding. On an error, a
 // *gate.Failure, the answer's body has been closed.
-func Scrub(resp *http.Response, red *secret.Redactor) error {
+func Response(resp *http.Response, red *secret.Redactor) error {
 	if red.IsZero() {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package broker
+package scrub
 
 import (
 	"bufio"

@@ -1,0 +1,275 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func write(t testing.TB, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func source(t testing.TB, path string, keys ...string) *File {
+	t.Helper()
+	f, err := NewFile(path, keys...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestFileIsReadWhole(t *testing.T) {
+	path, value := filepath.Join(t.TempDir(), "key"), token(t)
+	write(t, path, value+"\n")
+	b, _ := newBroker(t, APIKey, source(t, path))
+	if _, err := b.Ready(t.Context(), permit(t, nil)); err != nil {
+		t.Fatal(err)
+	}
+	link := path + ".link"
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := source(t, link).Load(t.Context()); err != nil || string(got) != value+"\n" {
+		t.Errorf("through a link: %v", err)
+	}
+}
+
+func TestFilesThatAreNotPrivateAreRefused(t *testing.T) {
+	dir, value := t.TempDir(), token(t)
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for name, mode := range map[string]os.FileMode{"group": 0o640, "others": 0o604, "group writes": 0o620, "executable by all": 0o611} {
+		write(t, path(name), value)
+		if err := os.Chmod(path(name), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, path("huge"), strings.Repeat("x", maxSource+1))
+	if err := syscall.Mkfifo(path("pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path("directory"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(path("missing"), path("dangling")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"group", "others", "group writes", "executable by all", "huge", "pipe", "directory", "missing", "dangling"} {
+		_, err := source(t, path(name)).Load(t.Context())
+		if err == nil {
+			t.Errorf("%s: accepted", name)
+			continue
+		}
+		if strings.Contains(err.Error(), value) || !strings.Contains(err.Error(), path(name)) {
+			t.Errorf("%s: the error tells the value, or not the file: %v", name, err)
+		}
+	}
+	if _, err := source(t, "/dev/null").Load(t.Context()); err == nil {
+		t.Error("a device: accepted")
+	}
+	if _, err := NewFile("relative/path"); err == nil {
+		t.Error("a relative path: accepted")
+	}
+}
+
+func TestFileOfAnotherUserIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	write(t, path, token(t))
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := private(path, info); err != nil {
+		t.Errorf("our own file: %v", err)
+	}
+	if err := private(path, owned{info, 54321}); err == nil {
+		t.Error("a stranger's file: accepted")
+	}
+	if err := private(path, owned{info, 0}); err != nil {
+		t.Errorf("root's file: %v", err)
+	}
+}
+
+// owned is a file's state under another owner.
+type owned struct {
+	os.FileInfo
+	uid uint32
+}
+
+func (o owned) Sys() any {
+	st := *o.FileInfo.Sys().(*syscall.Stat_t)
+	st.Uid = o.uid
+	return &st
+}
+
+func TestRotatedFileIsReadAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	write(t, path, token(t))
+	b, clk := newBroker(t, APIKey, source(t, path))
+	receipt := func() string {
+		t.Helper()
+		r, err := b.Ready(t.Context(), permit(t, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Fingerprint
+	}
+	first := receipt()
+	clk.add(time.Second)
+	if receipt() != first {
+		t.Error("another receipt for the same file")
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, rotate := range map[string]func(){
+		"renamed over": func() {
+			write(t, path+".new", token(t))
+			if err := os.Rename(path+".new", path); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"written in place with the old time": func() {
+			write(t, path, token(t))
+			if err := os.Chtimes(path, info.ModTime(), info.ModTime()); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		rotate()
+		clk.add(statGap)
+		next := receipt()
+		if next == first {
+			t.Errorf("%s: the old value is used", what)
+		}
+		first = next
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	clk.add(statGap)
+	if _, err := b.Ready(t.Context(), permit(t, nil)); err == nil {
+		t.Error("the file is gone, its value is used")
+	}
+}
+
+func TestValueInsideJSON(t *testing.T) {
+	path, value := filepath.Join(t.TempDir(), "credentials.json"), token(t)
+	content, err := json.Marshal(map[string]any{"oauth": map[string]any{"access.token": value, "n": 1, "o": map[string]any{}}, "list": []string{value}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, path, string(content))
+	if got, err := source(t, path, "oauth", "access.token").Load(t.Context()); err != nil || string(got) != value {
+		t.Errorf("the value: %v", err)
+	}
+	for _, keys := range [][]string{{"oauth"}, {"oauth", "n"}, {"oauth", "o"}, {"oauth", "missing"}, {"list", "0"}, {"oauth", "access.token", "x"}, {""}} {
+		_, err := source(t, path, keys...).Load(t.Context())
+		if err == nil {
+			t.Errorf("%v: accepted", keys)
+		} else if strings.Contains(err.Error(), value) {
+			t.Errorf("%v: the error tells the value", keys)
+		}
+	}
+	write(t, path, "{"+value)
+	if _, err := source(t, path, "a").Load(t.Context()); err == nil || strings.Contains(err.Error(), value) {
+		t.Error("broken JSON: accepted, or quoted")
+	}
+}
+
+func shell(t testing.TB, script string, more ...string) CommandConfig {
+	t.Helper()
+	if _, err := exec.LookPath("sh"); err != nil {
+		t.Fatal("sh is needed by this test: ", err)
+	}
+	return CommandConfig{Argv: append([]string{"sh", "-c", script, "sh"}, more...)}
+}
+
+func command(t testing.TB, c CommandConfig) *Command {
+	t.Helper()
+	k, err := NewCommand(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func TestCommandPrintsTheValue(t *testing.T) {
+	value := token(t)
+	got, err := command(t, shell(t, `echo "$1"; echo noise >&2`, value)).Load(t.Context())
+	if err != nil || string(got) != value+"\n" {
+		t.Errorf("output: %v", err)
+	}
+}
+
+func TestCommandRunsInACleanPlace(t *testing.T) {
+	t.Setenv("POSTERN_TEST_SECRET", "x")
+	t.Setenv("LD_PRELOAD", "")
+	got, err := command(t, shell(t, `pwd; cat; env | grep -c -e POSTERN_TEST -e LD_PRELOAD; test -n "$PATH" && echo path; ps -o pgid= -p $$ | tr -d ' ' | grep -qx $$ && echo group`)).Load(t.Context())
+	if err != nil || string(got) != "/\n0\npath\ngroup\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	own := shell(t, `env | grep -c ^A=b$`)
+	own.Env = []string{"A=b"}
+	if got, err := command(t, own).Load(t.Context()); err != nil || string(got) != "1\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestFailedCommandTellsItsComplaintOnly(t *testing.T) {
+	value := token(t)
+	_, err := command(t, shell(t, `echo "$1"; echo "vault is locked, last value $1" >&2; echo second line >&2; exit 3`, value)).Load(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "vault is locked") || !strings.Contains(err.Error(), "exit status 3") {
+		t.Fatal(err)
+	}
+	if strings.Contains(err.Error(), value) || strings.Contains(err.Error(), "second") {
+		t.Error("the error tells the value, or more than a line")
+	}
+	if _, err = command(t, shell(t, `head -c 70000 /dev/zero`)).Load(t.Context()); err == nil || !strings.Contains(err.Error(), "prints more than") {
+		t.Errorf("endless output: %v", err)
+	}
+	for _, argv := range [][]string{nil, {""}, {"/nonexistent/program"}, {"no-such-program-anywhere"}} {
+		if _, err := NewCommand(CommandConfig{Argv: argv}); err == nil {
+			t.Errorf("%v: accepted", argv)
+		}
+	}
+}
+
+func TestSlowCommandIsKilledWithItsGroup(t *testing.T) {
+	c := shell(t, `sleep 600 & echo started >&2; wait`)
+	c.Time = 300 * time.Millisecond
+	start := time.Now()
+	_, err := command(t, c).Load(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "no answer within") {
+		t.Errorf("slow command: %v", err)
+	}
+	// The child holds the pipes: had it survived, WaitDelay would have been spent waiting for it.
+	if took := time.Since(start); took > 900*time.Millisecond {
+		t.Errorf("it took %v: a child outlived the group", took)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := command(t, shell(t, `sleep 600`)).Load(ctx); err == nil {
+		t.Error("a cancelled fetch went on")
+	}
+}
+
+func TestCommandIsRunAgainAfterItsTime(t *testing.T) {
+	c := command(t, shell(t, `echo x`))
+	now := time.Now()
+	for age, want := range map[time.Duration]bool{0: false, commandTTL - 1: false, commandTTL: true, -time.Second: true} {
+		if c.Changed(now, now.Add(age)) != want {
+			t.Errorf("after %v: %v", age, !want)
+		}
+	}
+}
