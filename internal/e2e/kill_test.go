@@ -18,13 +18,13 @@ func TestKilledAtAnyMomentNothingArrives(t *testing.T) {
 		sink := testkit.NewSink(t)
 		sink.Reach(t, "control")
 		marker := "marker" + w.echoKey.Random[:12]
-		for _, delay := range []time.Duration{0, 2, 5, 8, 12, 16, 20, 25, 30, 40, 60, 100, 200} {
+		for _, ms := range []int{0, 2, 5, 8, 12, 16, 20, 25, 30, 40, 60, 100, 200} {
 			args := append([]string{"run", "--quiet", "--config", w.Config, "--mount", probeDir(t) + ":/mnt/probe", "--", probePath(t), "loop", "20", marker}, sink.Targets(t)...)
 			cmd := w.Command(within(t, time.Minute), args...)
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			<-time.After(delay * time.Millisecond)
+			<-time.After(time.Duration(ms) * time.Millisecond)
 			if err := syscall.Kill(cmd.Process.Pid, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
