@@ -26,9 +26,10 @@ token=$(sed -n 's/^const realToken = "Bearer \(.*\)"$/\1/p' "$harness/upstream.g
 
 # run.sh gives its work directory to another user, and postern reads no credential that is not its own: so this stands elsewhere.
 conf=$(mktemp -d /tmp/postern-bench-conf.XXXXXX)
+trap 'rm -rf "$conf"' EXIT
 (umask 077 && printf '%s\n' "$token" > "$conf/token")
 cp "$BENCH_WORK/upstream-ca.crt" "$conf/"
 sed "s#{conf}#$conf#g" "$root/bench/postern.yaml" > "$conf/postern.yaml"
 sed "s#{conf}#$conf#g" "$root/bench/contestant.json" > "$conf/contestant.json"
 (cd "$root/tools" && go run ./addplan "$harness/plan.json" "$conf/contestant.json") > "$conf/plan.json"
-PLAN=$conf/plan.json exec "$harness/run.sh" "$@"
+PLAN=$conf/plan.json "$harness/run.sh" "$@"

@@ -28,7 +28,7 @@ func bans() []ban {
 	return []ban{
 		{"net", `Dial|DialTimeout|Dialer`, control, dialer},
 		{"net", `DialTCP|DialUDP|DialIP|Lookup.*|Resolver|DefaultResolver|Resolve(TCP|UDP|IP)Addr`, egress, dialer + ", and only egress resolves names"},
-		{"crypto/tls", `Dial.*|Dialer|Client`, egress, dialer},
+		{"crypto/tls", `Dial.*|Dialer|Client`, control, dialer},
 		{"net/http", `Get|Head|Post|PostForm|DefaultClient|DefaultTransport|Client|Transport|ProxyFromEnvironment|ProxyURL`, egress, dialer},
 		{"net/http/httputil", `ReverseProxy|NewSingleHostReverseProxy`, egress, "a reverse proxy decides on its own what to forward"},
 		{"golang.org/x/net/http2", `Transport|ConfigureTransports?`, egress, dialer},
