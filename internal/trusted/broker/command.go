@@ -39,19 +39,14 @@ type Command struct {
 	CommandConfig
 }
 
-// NewCommand finds the program.
+// NewCommand describes a command. The program is looked for when it is needed: a credential that no request asks for needs none.
 func NewCommand(c CommandConfig) (*Command, error) {
 	if len(c.Argv) == 0 || c.Argv[0] == "" {
 		return nil, errors.New("command: a program is needed")
 	}
-	path, err := exec.LookPath(c.Argv[0])
-	if err != nil {
-		return nil, fmt.Errorf("command: %w", err)
-	}
-	if !filepath.IsAbs(path) {
+	if strings.Contains(c.Argv[0], "/") && !filepath.IsAbs(c.Argv[0]) {
 		return nil, fmt.Errorf("command %q: give its absolute path, or its name alone", c.Argv[0])
 	}
-	c.Argv = append([]string{path}, c.Argv[1:]...)
 	if c.Env == nil {
 		c.Env = harmless()
 	}
@@ -86,15 +81,19 @@ func (c *Command) Load(ctx context.Context) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Time)
 	defer cancel()
 	name := filepath.Base(c.Argv[0])
+	program, err := exec.LookPath(c.Argv[0])
+	if err != nil {
+		return nil, fmt.Errorf("command %s: %w", name, errors.Unwrap(err))
+	}
 	var stdout, stderr bounded
 	stdout.most, stderr.most = maxSource, maxStderr
-	cmd := exec.CommandContext(ctx, c.Argv[0], c.Argv[1:]...)
+	cmd := exec.CommandContext(ctx, program, c.Argv[1:]...)
 	cmd.Env, cmd.Dir = c.Env, "/"
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.WaitDelay = time.Second // for what left the group and still holds the pipes
-	err := cmd.Run()
+	err = cmd.Run()
 	switch {
 	case ctx.Err() != nil:
 		err = fmt.Errorf("no answer within %s", c.Time)

@@ -137,7 +137,7 @@ func (c *Config) defaults() error {
 
 // absolute asks for names as they stand: "host" would be tried below every domain of resolv.conf's search list first, and
 // whoever owns one of those would be asked for the credential's host.
-type absolute struct{ r *net.Resolver }
+type absolute struct{ r Resolver }
 
 func (a absolute) LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error) {
 	return a.r.LookupNetIP(ctx, network, host+".")
