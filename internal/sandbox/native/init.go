@@ -15,6 +15,8 @@ import (
 // secondStage is argv[1] of B after it has dropped everything.
 const secondStage = "second-stage"
 
+// B leaves with syscall.Exit, which runs nothing on the way out.
+
 // Init is the life of the sandbox's first process. main calls it before anything else when os.Args[0] is InitName; it never returns.
 //
 // setup runs with full capabilities in the new namespaces, while "/" still is the host's, read with the command's own uid. It gets
@@ -28,12 +30,12 @@ func Init(setup func(config []byte) ([]*os.File, error)) {
 	case secondStage:
 		err = supervise()
 	default:
-		os.Exit(125)
+		syscall.Exit(125)
 	}
 	if err != nil {
 		sendReport(report{Failed: failed(err)}) // when nobody listens any more there is nobody to tell
 	}
-	os.Exit(125)
+	syscall.Exit(125)
 }
 
 // firstStage builds the sandbox around this process and becomes the second stage. It only returns when something failed.

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) {
 	if os.Args[0] == InitName {
 		Init(testSetup)
 	}
+	os.Setenv("GORACE", norace) // children inherit it
 	if len(os.Args) > 1 {
 		if role, ok := roles()[os.Args[1]]; ok {
 			os.Exit(role(os.Args[2:]))
@@ -67,7 +68,7 @@ func runAs(uid uint32) error {
 		}
 	}
 	cmd.Dir = tmp
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + tmp, "TMPDIR=" + tmp}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + tmp, "TMPDIR=" + tmp, "GORACE=" + norace}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	return cmd.Run()
@@ -138,6 +139,9 @@ func gateway(args []string) int {
 	return st.Code
 }
 
+// norace spares each process under the race detector its second of waiting at exit.
+const norace = "atexit_sleep_ms=0"
+
 const probePath = "/mnt/probe"
 
 // newSpec is the least that a test needs: a home, a writable directory, the probe.
@@ -149,7 +153,7 @@ func newSpec(t testing.TB) Spec {
 	}
 	work := t.TempDir()
 	return Spec{
-		Env:     []string{"PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME=/home/tester", "TERM=dumb"},
+		Env:     []string{"PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME=/home/tester", "TERM=dumb", "GORACE=" + norace},
 		Home:    "/home/tester",
 		Workdir: work,
 		Mounts:  []Mount{{Source: work, Write: true}, {Source: self, Target: probePath}},

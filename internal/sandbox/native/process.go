@@ -140,8 +140,7 @@ func (p *Process) Signal(s os.Signal) error {
 
 // Kill ends the sandbox and everything in it at once.
 func (p *Process) Kill() error {
-	err := unix.PidfdSendSignal(int(p.pidfd.Fd()), unix.SIGKILL, nil, 0)
-	if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EBADF) {
+	if err := p.child.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) { // by pidfd: never another process
 		return fmt.Errorf("sandbox: kill: %w", err)
 	}
 	return nil

@@ -64,7 +64,7 @@ func (p *Process) stop() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP) // to this thread: the call returns when the process goes on
-	p.send(order{Signal: int(syscall.SIGCONT)})
+	p.send(order{Signal: int(syscall.SIGCONT), Unless: true})
 }
 
 // foreground remembers which process group had the terminal. An interactive shell in the sandbox takes it and, since it cannot see

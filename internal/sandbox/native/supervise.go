@@ -42,12 +42,12 @@ func supervise() error {
 	s := &supervisor{last: map[syscall.Signal]time.Time{}}
 	s.watchSignals()
 	if o, err := receiveOrder(); err != nil || !o.Exec {
-		os.Exit(125)
+		syscall.Exit(125)
 	}
 	pid, err := launch(p)
 	if err != nil {
 		sendReport(report{NoExec: notExecuted(p.Command[0], err)})
-		os.Exit(125)
+		syscall.Exit(125)
 	}
 	s.mu.Lock()
 	s.pid = pid
@@ -82,17 +82,17 @@ func (s *supervisor) obey() {
 	for {
 		o, err := receiveOrder()
 		if err != nil {
-			os.Exit(125)
+			syscall.Exit(125)
 		}
 		if o.Signal <= 0 {
 			continue
 		}
 		n := syscall.Signal(o.Signal)
-		if !o.Unless {
+		if !o.Unless || !s.sharesGroup() {
 			syscall.Kill(s.pid, n)
 			continue
 		}
-		// The terminal's own copy may still be on its way to this process.
+		// What was sent to the whole group has reached the command too, but may still be on its way to this process.
 		time.AfterFunc(sameSignal/2, func() {
 			s.mu.Lock()
 			last := s.last[n]
@@ -102,6 +102,13 @@ func (s *supervisor) obey() {
 			}
 		})
 	}
+}
+
+// sharesGroup says whether the command still is in the process group that this process and A are in. Seen from inside that group has no
+// number.
+func (s *supervisor) sharesGroup() bool {
+	group, err := unix.Getpgid(s.pid)
+	return err == nil && group == 0
 }
 
 // reap waits for every process of the namespace and exits with the command.
@@ -118,10 +125,10 @@ func (s *supervisor) reap(command int) error {
 			sendReport(report{Stopped: true})
 		case ws.Exited():
 			sendReport(report{Exit: &ExitStatus{Code: ws.ExitStatus()}})
-			os.Exit(0)
+			syscall.Exit(0)
 		case ws.Signaled():
 			sendReport(report{Exit: &ExitStatus{Code: 128 + int(ws.Signal()), Signal: ws.Signal()}})
-			os.Exit(0)
+			syscall.Exit(0)
 		}
 	}
 }

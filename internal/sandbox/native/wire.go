@@ -71,7 +71,7 @@ type order struct {
 	Masks  *[]string `json:",omitempty"` // sockets to mask; sent once, during the first stage
 	Exec   bool      `json:",omitempty"`
 	Signal int       `json:",omitempty"` // send this to the command
-	Unless bool      `json:",omitempty"` // but not if the terminal has just sent it to all of us
+	Unless bool      `json:",omitempty"` // but not if it was just sent to all of the process group
 }
 
 // report is a packet from B to A.
