@@ -3,125 +3,151 @@ package proxy
 import (
 	"encoding/base64"
 	"net/http"
+	"net/textproto"
 	"net/url"
+	"slices"
 	"strings"
 
 	"postern/internal/core/gate"
 	"postern/internal/core/policy"
 )
 
-// credentialHeaders are the request fields that services are known to take credentials from. On every intercepted host they are
-// removed unless the rule keeps them: an attacker's own key must not carry data out through an allowed host.
-func credentialHeaders() []string {
-	return []string{"Authorization", "Proxy-Authorization", "Cookie", "X-Api-Key", "X-Goog-Api-Key", "Api-Key", "Apikey", "X-Apikey",
+// carrier reports whether services are known to take credentials from a request field. On every intercepted host these are removed unless
+// the rule keeps them: an attacker's own key must not carry data out through an allowed host.
+func carrier(name string) bool {
+	switch name {
+	case "Authorization", "Proxy-Authorization", "Cookie", "X-Api-Key", "X-Goog-Api-Key", "Api-Key", "Apikey", "X-Apikey",
 		"Private-Token", "Job-Token", "Deploy-Token", "X-Auth-Token", "X-Access-Token", "X-Amz-Security-Token", "X-Vault-Token", "X-Token",
 		"X-Github-Token", "X-Gitlab-Token", "X-Anthropic-Api-Key", "X-Openai-Api-Key", "Ocp-Apim-Subscription-Key", "X-Functions-Key",
-		"X-Rapidapi-Key", "Circle-Token", "Dd-Api-Key", "Dd-Application-Key", "X-Shopify-Access-Token", "X-Figma-Token", "X-Goog-Iam-Authorization-Token"}
-}
-
-// credentialParameters are query parameters that carry credentials wherever they are known. They cannot be removed without
-// changing what was judged, so a request with one is refused.
-func credentialParameter(name string, injects bool) bool {
-	switch name {
-	case "access_token", "api_key", "apikey", "api-key", "private_token", "oauth_token", "auth_token", "client_secret", "x-api-key", "x-goog-api-key":
+		"X-Rapidapi-Key", "Circle-Token", "Dd-Api-Key", "Dd-Application-Key", "X-Shopify-Access-Token", "X-Figma-Token",
+		"X-Goog-Iam-Authorization-Token":
 		return true
-	case "key", "token": // common words elsewhere; on a host with a credential they are one
-		return injects
 	}
 	return false
 }
 
-// takeCredentials removes what the client brought as credentials and settles the slot that the real one goes into.
-func (x *exchange) takeCredentials() bool {
-	permit := x.decision.Permit
-	inject := permit.Injection()
-	if permit.KeepClientCredentials() {
-		return x.noPlaceholders()
-	}
-	if inject.Mode == policy.InjectSwap {
-		slot, foreign := x.findPlaceholder(inject)
-		if foreign != "" {
-			return x.deny(gate.ReasonForeignCredential, "in "+foreign)
+// fieldName is the name that a server may read: those behind CGI, WSGI and their kin take every other punctuation for a hyphen.
+func fieldName(name string) string {
+	for i := range len(name) {
+		if !plainNameByte(name[i]) {
+			b := []byte(name)
+			for j, c := range b {
+				if !plainNameByte(c) {
+					b[j] = '-'
+				}
+			}
+			return textproto.CanonicalMIMEHeaderKey(string(b))
 		}
-		x.slot = slot
 	}
-	if name := x.foreignParameter(inject); name != "" {
-		return x.deny(gate.ReasonForeignCredential, "in the query parameter "+name)
-	}
-	if inject.Mode == policy.InjectSet {
-		x.slot = inject.Slots[0]
-	}
-	if x.slot.Kind != policy.NoSlot && permit.Scheme() != gate.HTTPS {
-		return x.deny(gate.ReasonCredentialClear, "")
-	}
-	if name := x.strip(inject); name != "" {
-		return x.deny(gate.ReasonPlaceholderLeak, "in "+name)
-	}
-	return x.noPlaceholders()
+	return name
 }
 
-// strip removes every carrier. It returns the name of one that holds a placeholder where the rule has no place for it.
-func (x *exchange) strip(inject policy.Injection) string {
-	h := x.r.Header
-	remove := func(name string) string {
-		values, ok := h[name]
-		if !ok {
-			return ""
-		}
-		if inject.Mode != policy.InjectSwap && x.placeholderIn(values) {
+func plainNameByte(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-'
+}
+
+// credentialParameter is the known name of a query parameter that carries a credential, "" when it is none. Parameters cannot be removed without
+// changing what was judged, so a request with one is refused.
+func credentialParameter(name string, injects bool) string {
+	name, _, _ = strings.Cut(strings.ToLower(name), "[") // PHP's arrays
+	name = strings.NewReplacer("-", "_", ".", "_", " ", "_").Replace(name)
+	switch name {
+	case "access_token", "api_key", "apikey", "private_token", "job_token", "oauth_token", "auth_token", "client_secret", "x_api_key", "x_goog_api_key":
+		return name
+	case "key", "token": // common words elsewhere; on a host with a credential they are one
+		if injects {
 			return name
-		}
-		delete(h, name)
-		if x.slot.Name != name || inject.Mode != policy.InjectSwap {
-			x.stripped = name
-		}
-		return ""
-	}
-	for _, name := range credentialHeaders() {
-		if bad := remove(name); bad != "" {
-			return bad
-		}
-	}
-	for _, s := range inject.Slots {
-		switch s.Kind {
-		case policy.HeaderSlot, policy.BasicSlot:
-			if bad := remove(s.Name); bad != "" {
-				return bad
-			}
-		case policy.QuerySlot:
-			x.action.Path = withoutParameter(x.action.Path, s.Name)
 		}
 	}
 	return ""
 }
 
-// findPlaceholder looks for this session's placeholder in the declared slots. foreign names a place that holds something else.
-func (x *exchange) findPlaceholder(inject policy.Injection) (slot policy.Slot, foreign string) {
-	mine := func(value string) bool {
-		name, ok := x.p.Placeholders.Find(value)
-		return ok && name == inject.Credential
+// takeCredentials removes what the client brought as credentials and settles the slot that the real one goes into.
+func (x *exchange) takeCredentials() bool {
+	permit := x.decision.Permit
+	if permit.KeepClientCredentials() {
+		return x.noPlaceholders()
 	}
-	matched := map[string]bool{}
-	for _, s := range inject.Slots {
-		if x.holds(s, mine) {
-			matched[s.Name] = true
-			if slot.Kind == policy.NoSlot {
-				slot = s
-			}
+	inject := permit.Injection()
+	mine := x.placeholderSlots(inject)
+	switch inject.Mode {
+	case policy.InjectSet:
+		x.slot = inject.Slots[0]
+	case policy.InjectSwap:
+		if len(mine) > 0 {
+			x.slot = mine[0]
 		}
 	}
+	if x.slot.Kind != policy.NoSlot && permit.Scheme() != gate.HTTPS {
+		return x.deny(gate.ReasonCredentialClear, "")
+	}
+	if why, where := x.strip(inject, mine); why != gate.ReasonNone {
+		return x.deny(why, where)
+	}
+	if name := x.foreignParameter(inject, mine); name != "" {
+		return x.deny(gate.ReasonForeignCredential, "in the query parameter "+name)
+	}
+	for _, s := range inject.Slots {
+		if s.Kind == policy.QuerySlot {
+			x.action.Path = withoutParameter(x.action.Path, s.Name)
+		}
+	}
+	return x.noPlaceholders()
+}
+
+// placeholderSlots are the declared slots in which the request carries this session's placeholder for the rule's credential.
+func (x *exchange) placeholderSlots(inject policy.Injection) (mine []policy.Slot) {
+	for _, s := range inject.Slots {
+		if x.holds(s, func(value string) bool {
+			name, ok := x.p.Placeholders.Find(value)
+			return ok && name == inject.Credential
+		}) {
+			mine = append(mine, s)
+		}
+	}
+	return mine
+}
+
+// strip removes every carrier of credentials from the header. It names one that must not be there at all: a placeholder where
+// the rule has no place for it, or under a swapping rule anything but the placeholder.
+func (x *exchange) strip(inject policy.Injection, mine []policy.Slot) (why gate.Reason, where string) {
 	h := x.r.Header
-	for _, s := range inject.Slots {
-		if s.Kind == policy.HeaderSlot && len(h[s.Name]) > 0 && !matched[s.Name] {
-			return slot, s.Name
+	if x.action.Upgrade && bearerProtocol(h["Sec-Websocket-Protocol"]) {
+		return gate.ReasonForeignCredential, "in Sec-WebSocket-Protocol"
+	}
+	for name, values := range h {
+		known := fieldName(name)
+		if !carrier(known) && !namesField(inject.Slots, known) {
+			continue
+		}
+		if !namesField(mine, name) {
+			switch {
+			case x.placeholderIn(values):
+				return gate.ReasonPlaceholderLeak, "in " + known
+			case inject.Mode == policy.InjectSwap && known != "Cookie" && known != "Proxy-Authorization": // jars and proxies are not the service's own
+				return gate.ReasonForeignCredential, "in " + known
+			}
+			x.stripped = known
+		}
+		delete(h, name)
+	}
+	return gate.ReasonNone, ""
+}
+
+// namesField reports whether a slot is in the field of that name.
+func namesField(slots []policy.Slot, name string) bool {
+	return slices.ContainsFunc(slots, func(s policy.Slot) bool { return s.Kind != policy.QuerySlot && s.Name == name })
+}
+
+// bearerProtocol recognises the subprotocols by which browsers, which can set no other field, send a key with a WebSocket.
+func bearerProtocol(values []string) bool {
+	for _, v := range values {
+		v = strings.ToLower(v)
+		if strings.Contains(v, "api-key") || strings.Contains(v, "bearer") || strings.Contains(v, "authorization") || strings.Contains(v, "token") {
+			return true
 		}
 	}
-	for _, name := range credentialHeaders() {
-		if name != "Cookie" && len(h[name]) > 0 && !matched[name] { // cookie jars hold what the service itself set
-			return slot, name
-		}
-	}
-	return slot, ""
+	return false
 }
 
 // holds reports whether a slot's only value is what mine accepts.
@@ -157,33 +183,36 @@ func basic(value string) (user, password string, ok bool) {
 	return strings.Cut(string(b), ":")
 }
 
-// foreignParameter is the name of a query parameter that carries a credential which no declared slot accounts for.
-func (x *exchange) foreignParameter(inject policy.Injection) string {
+// foreignParameter is the known name of a query parameter that carries a credential which no declared slot accounts for.
+func (x *exchange) foreignParameter(inject policy.Injection, mine []policy.Slot) string {
 	query, _ := x.action.Path.Query()
+	if query == "" {
+		return ""
+	}
+	injects := inject.Mode != policy.InjectNone
 	for pair := range strings.SplitSeq(query, "&") {
-		name, _, _ := strings.Cut(pair, "=")
-		if un, err := url.QueryUnescape(name); err == nil {
-			name = un
+		owned := true                                   // a slot stands before the first ';'
+		for part := range strings.SplitSeq(pair, ";") { // where some servers cut too
+			name, _, _ := strings.Cut(part, "=")
+			if un, err := url.QueryUnescape(name); err == nil {
+				name = un
+			}
+			switch known := credentialParameter(name, injects); {
+			case owned && (namesParameter(mine, name) || inject.Mode == policy.InjectSet && namesParameter(inject.Slots, name)):
+			case namesParameter(inject.Slots, name):
+				return name
+			case known != "":
+				return known
+			}
+			owned = false
 		}
-		lower := strings.ToLower(name)
-		if !credentialParameter(lower, inject.Mode != policy.InjectNone) && !isQuerySlot(inject, name) {
-			continue
-		}
-		if isQuerySlot(inject, name) && (inject.Mode == policy.InjectSet || x.slot.Name == name) {
-			continue // the slot is owned: what stands there is removed
-		}
-		return name
 	}
 	return ""
 }
 
-func isQuerySlot(inject policy.Injection, name string) bool {
-	for _, s := range inject.Slots {
-		if s.Kind == policy.QuerySlot && s.Name == name {
-			return true
-		}
-	}
-	return false
+// namesParameter reports whether a slot is the query parameter of that name.
+func namesParameter(slots []policy.Slot, name string) bool {
+	return slices.ContainsFunc(slots, func(s policy.Slot) bool { return s.Kind == policy.QuerySlot && s.Name == name })
 }
 
 // parameters are the decoded values of a query parameter.
@@ -203,17 +232,19 @@ func parameters(p gate.Path, name string) (values []string) {
 
 // withoutParameter removes a query parameter and leaves every other byte as it was.
 func withoutParameter(p gate.Path, name string) gate.Path {
-	query, ok := p.Query()
-	if !ok {
-		return p
-	}
+	query, _ := p.Query()
 	var kept []string
+	removed := false
 	for pair := range strings.SplitSeq(query, "&") {
 		k, _, _ := strings.Cut(pair, "=")
 		if un, err := url.QueryUnescape(k); err == nil && un == name {
+			removed = true
 			continue
 		}
 		kept = append(kept, pair)
+	}
+	if !removed {
+		return p
 	}
 	return p.WithQuery(strings.Join(kept, "&"))
 }
@@ -227,9 +258,6 @@ func (x *exchange) noPlaceholders() bool {
 }
 
 func (x *exchange) misplacedPlaceholder() string {
-	if x.p.Placeholders == nil {
-		return ""
-	}
 	for name, values := range x.r.Header {
 		if x.placeholderIn(values) {
 			return "a placeholder in the field " + name
@@ -242,28 +270,19 @@ func (x *exchange) misplacedPlaceholder() string {
 }
 
 func (x *exchange) placeholderIn(values []string) bool {
-	if x.p.Placeholders == nil {
-		return false
-	}
-	for _, v := range values {
-		if x.p.Placeholders.In(v) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(values, x.p.Placeholders.In)
 }
 
-// hopByHop are the fields that end at the gateway in either direction (RFC 9110 §7.6.1), besides those that Connection names.
-func removeHopByHop(h http.Header) {
-	for _, v := range h["Connection"] {
-		for name := range strings.SplitSeq(v, ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				h.Del(name)
-			}
+// reroutes is the name of a field by which some servers take another method, path or host than the request's own, "" when there is none:
+// what was judged would not be what is done.
+func reroutes(h http.Header) string {
+	for name := range h {
+		switch known := fieldName(name); known {
+		case "X-Http-Method-Override", "X-Http-Method", "X-Method-Override",
+			"X-Original-Url", "X-Rewrite-Url",
+			"X-Forwarded-Host", "X-Original-Host", "X-Host":
+			return known
 		}
 	}
-	for _, name := range []string{"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
-		"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings"} {
-		delete(h, name)
-	}
+	return ""
 }

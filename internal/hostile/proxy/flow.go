@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -31,8 +32,10 @@ type flow struct {
 	port     gate.Port
 	leaf     *tls.Certificate
 	refusal  policy.Decision // why the connection is served only to be refused; zero Reason when it is allowed
+	detail   string          // one clause more about the refusal
 	filter   *h1.Conn        // the HTTP/1.1 filter; nil on HTTP/2
 	slot     bool            // holds a connection slot
+	decided  bool            // the decision about the whole connection is on record
 	handed   atomic.Bool     // the HTTP server has it
 	requests atomic.Int64    // requests recorded on this connection
 }
@@ -56,8 +59,17 @@ func (p *Proxy) ServeConn(c net.Conn, dst netip.AddrPort) {
 }
 
 func (f *flow) serve(c net.Conn) {
-	fc, e := &flowConn{Conn: c, flow: f}, end{why: gate.ReasonBug}
-	defer func() { f.finish(fc, e) }()
+	fc, e := &flowConn{Conn: c, arrived: c, flow: f}, end{why: gate.ReasonBug}
+	if !f.p.arrive(fc) {
+		_ = c.Close()
+		return
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			f.p.Log.Error("connection handler failed", "panic", v, "stack", string(debug.Stack()))
+		}
+		f.finish(fc, e)
+	}()
 	f.started = f.p.Now()
 	e = f.walk(fc)
 }
@@ -67,16 +79,18 @@ func (f *flow) walk(c *flowConn) end {
 	if why := f.p.Alive(); why != gate.ReasonNone {
 		return end{why: why}
 	}
-	if why := f.p.Limits.Connection(); why != gate.ReasonNone {
-		return end{why: why}
+	if f.connect.Port == 0 { // the inside of a CONNECT has its connection's slot
+		if why := f.p.Limits.Connection(); why != gate.ReasonNone {
+			return end{why: why}
+		}
+		f.slot = true
 	}
-	f.slot = true
-	first, conn, err := hello.Peek(c.Conn, f.started.Add(f.p.Limits.Limits().HelloTime))
+	first, conn, err := hello.Peek(c.Conn, time.Now().Add(f.p.bounds.HelloTime))
 	c.Conn = conn
 	var why gate.Reason
 	var detail string
 	if err != nil {
-		if first.Kind == hello.Silent && errors.Is(err, io.EOF) {
+		if first.Kind == hello.Silent && (errors.Is(err, io.EOF) || f.p.ctx.Err() != nil) {
 			return end{} // a client that went away asked for nothing
 		}
 		why, detail = failure(err)
@@ -101,7 +115,7 @@ func (f *flow) finish(c *flowConn, e end) {
 	if e.kept {
 		return
 	}
-	if e.why != gate.ReasonNone {
+	if e.why != gate.ReasonNone && !f.decided {
 		rec := f.record(e.why)
 		rec.Verdict, rec.Rule, rec.Detail = policy.Deny.String(), f.refusal.Rule, e.detail
 		_ = f.p.Recorder.Append(rec)
@@ -118,18 +132,19 @@ func (f *flow) serveTLS(c *flowConn, h hello.ClientHello, why gate.Reason, detai
 			return end{why: why, detail: detail} // no name to explain it under
 		}
 	}
-	d := f.decideConnect(why)
+	judged := f.p.Policy()
+	d := f.decideConnect(why, detail)
 	if why := f.p.Limits.Handshake(f.p.Now()); why != gate.ReasonNone {
 		return end{why: why}
 	}
 	if d.Verdict != policy.Allow {
 		return f.refuseTLS(c, d)
 	}
+	if d.Mode == policy.Tunnel && h.ECH { // the name that counts cannot be seen
+		return f.refuseTLS(c, policy.Decision{Reason: gate.ReasonEncryptedHello, Rule: d.Rule})
+	}
 	if d.Mode == policy.Tunnel {
-		if h.ECH {
-			return end{why: gate.ReasonEncryptedHello}
-		}
-		return f.tunnel(c, d)
+		return f.tunnel(c, judged, d)
 	}
 	leaf, err := f.p.Minter.Leaf(f.name)
 	if err != nil {
@@ -139,14 +154,22 @@ func (f *flow) serveTLS(c *flowConn, h hello.ClientHello, why gate.Reason, detai
 	return f.handshake(c)
 }
 
-func (f *flow) decideConnect(why gate.Reason) policy.Decision {
+func (f *flow) decideConnect(why gate.Reason, detail string) policy.Decision {
 	switch {
 	case why != gate.ReasonNone:
+		f.detail = detail
 		return policy.Decision{Reason: why}
+	case f.port == 0:
+		return policy.Decision{Reason: gate.ReasonDirectToListener}
 	case !f.agrees(f.name):
+		f.detail = "the connection was made for " + f.expected().String() + " and its SNI names " + f.name.String()
 		return policy.Decision{Reason: gate.ReasonAuthorityMismatch}
 	}
-	return f.p.decide(policy.Action{Kind: policy.Connect, Scheme: gate.HTTPS, Host: f.name, Port: f.port})
+	return f.p.decide(f.connectAction())
+}
+
+func (f *flow) connectAction() policy.Action {
+	return policy.Action{Kind: policy.Connect, Scheme: gate.HTTPS, Host: f.name, Port: f.port}
 }
 
 // refuseTLS completes the handshake only to deliver the refusal, as long as the budget for that lasts.
@@ -167,7 +190,7 @@ func (f *flow) handshake(c *flowConn) end {
 		conf = f.p.tls1
 	}
 	t := tls.Server(c, conf)
-	ctx, cancel := context.WithTimeout(f.p.ctx, f.p.Limits.Limits().HelloTime)
+	ctx, cancel := context.WithTimeout(f.p.ctx, f.p.bounds.HelloTime)
 	defer cancel()
 	if err := t.HandshakeContext(ctx); err != nil {
 		if f.refusal.Reason != gate.ReasonNone {
@@ -191,7 +214,7 @@ func (f *flow) serveClear(c *flowConn) end {
 
 // strict puts the HTTP/1.1 filter between the connection and the server.
 func (f *flow) strict(c net.Conn) net.Conn {
-	l := f.p.Limits.Limits()
+	l := f.p.bounds
 	f.filter = h1.NewConn(c, h1.Limits{Header: l.Header, HeaderTime: l.HeaderTime, Progress: l.Progress,
 		AllowConnect: f.scheme == gate.HTTP && f.connect.Port == 0})
 	return f.filter
@@ -206,43 +229,18 @@ func (f *flow) hand(c net.Conn) end {
 	return end{kept: true}
 }
 
-// tunnel passes bytes through to the one destination that the decision permits.
-func (f *flow) tunnel(c *flowConn, d policy.Decision) end {
-	rec := f.record(gate.ReasonAllowed)
-	rec.Verdict, rec.Rule, rec.Action = d.Verdict.String(), d.Rule, "tunnel"
-	if err := f.p.Recorder.Commit(f.p.ctx, rec); err != nil {
-		return end{why: gate.ReasonAudit}
-	}
-	out := *rec
-	out.Kind, out.Verdict, out.Rule = record.Outcome, "", ""
-	defer func() {
-		out.Duration = f.p.Now().Sub(f.started)
-		_ = f.p.Recorder.Append(&out)
-	}()
-	ctx, cancel := context.WithTimeout(f.p.ctx, f.p.Limits.Limits().Answer)
-	up, err := f.p.Upstream.Tunnel(ctx, d.Permit)
-	cancel()
-	if err != nil {
-		out.Reason, out.Detail = failure(err)
-		return end{}
-	}
-	_ = c.SetDeadline(time.Time{})
-	t := &ticket{
-		action: policy.Action{Kind: policy.Connect, Scheme: gate.HTTPS, Host: f.name, Port: f.port},
-		cut:    func() { _ = c.Close(); _ = up.Close() },
-	}
-	f.p.begin(t)
-	defer f.p.end(t)
-	out.BytesIn, out.BytesOut = f.splice(c.Conn, up)
-	return end{}
-}
-
 // agrees reports whether a name is the one that the CONNECT and the address were given for, where there was one.
 func (f *flow) agrees(h gate.Host) bool {
+	e := f.expected()
+	return e.IsZero() || e == h
+}
+
+// expected is the name that the connection was made for; zero when only the client's word says it.
+func (f *flow) expected() gate.Host {
 	if !f.connect.Host.IsZero() {
-		return f.connect.Host == h
+		return f.connect.Host
 	}
-	return f.behind.IsZero() || f.behind == h
+	return f.behind
 }
 
 func (f *flow) targetPort() gate.Port {
@@ -254,7 +252,7 @@ func (f *flow) targetPort() gate.Port {
 
 // explain answers a protocol that is not HTTP in its own words.
 func (f *flow) explain(c *flowConn, why gate.Reason) end {
-	_ = c.SetDeadline(f.p.Now().Add(f.p.Limits.Limits().HelloTime))
+	_ = c.SetDeadline(time.Now().Add(f.p.bounds.HelloTime))
 	_ = refuse.Raw(c, refuse.Refusal{Reason: why, Host: f.behind.String()})
 	return end{why: why}
 }
@@ -267,34 +265,41 @@ func (f *flow) ended() {
 	}
 	if f.handed.Load() && f.refusal.Reason != gate.ReasonNone && f.requests.Load() == 0 {
 		rec := f.record(f.refusal.Reason)
-		rec.Verdict, rec.Rule, rec.Detail = policy.Deny.String(), f.refusal.Rule, "the client left without a request"
+		rec.Verdict, rec.Rule, rec.Detail = policy.Deny.String(), f.refusal.Rule, f.detail
+		if rec.Detail == "" {
+			rec.Detail = "the client left without a request"
+		}
 		_ = f.p.Recorder.Append(rec)
 	}
 }
 
 func (f *flow) record(why gate.Reason) *record.Record {
-	host := f.name
-	if host.IsZero() {
-		host = f.connect.Host
+	return &record.Record{Kind: record.Decision, Event: newEvent(), Session: f.p.Session, Reason: why, Action: "connect",
+		Scheme: f.scheme.String(), Host: f.target(), Port: uint16(f.targetPort())}
+}
+
+// target is the best name that is known for where the connection goes.
+func (f *flow) target() string {
+	switch {
+	case !f.name.IsZero():
+		return f.name.String()
+	case !f.expected().IsZero():
+		return f.expected().String()
+	case f.dst.IsValid():
+		return f.dst.Addr().String()
 	}
-	if host.IsZero() {
-		host = f.behind
-	}
-	r := &record.Record{Kind: record.Decision, Event: newEvent(), Session: f.p.Session, Reason: why, Action: "connect",
-		Scheme: f.scheme.String(), Host: host.String(), Port: uint16(f.targetPort())}
-	if host.IsZero() && f.dst.IsValid() {
-		r.Host = f.dst.Addr().String()
-	}
-	return r
+	return ""
 }
 
 // untrusting recognises how TLS stacks say that they do not trust the session's CA.
 func untrusting(err error) string {
-	var alert tls.AlertError
-	if errors.As(err, &alert) {
-		switch uint8(alert) {
-		case 42, 46, 48: // bad_certificate, certificate_unknown, unknown_ca (RFC 8446 §6.2)
-			return "the client does not trust the session CA; `postern doctor` shows how each runtime is told"
+	var remote *net.OpError
+	if errors.As(err, &remote) && remote.Op == "remote error" {
+		// The alert's type is crypto/tls's own: bad_certificate, certificate_unknown, unknown_ca (RFC 8446 §6.2).
+		for _, code := range [...]tls.AlertError{42, 46, 48} {
+			if remote.Err.Error() == code.Error() {
+				return "the client does not trust the session CA; `postern doctor` shows how each runtime is told"
+			}
 		}
 	}
 	return "the client broke off the handshake; it may not trust the session CA, or it pins another"
@@ -311,8 +316,9 @@ func failure(err error) (gate.Reason, string) {
 // flowConn is the connection with its flow, so that the TLS and HTTP servers can be asked which flow they serve.
 type flowConn struct {
 	net.Conn
-	flow *flow
-	once atomic.Bool
+	arrived net.Conn // the connection as it came
+	flow    *flow
+	once    atomic.Bool
 }
 
 func (c *flowConn) Close() error {
@@ -321,6 +327,7 @@ func (c *flowConn) Close() error {
 	}
 	err := c.Conn.Close()
 	c.flow.ended()
+	c.flow.p.depart(c)
 	return err
 }
 

@@ -4,20 +4,78 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
+
+	"golang.org/x/net/http/httpguts"
 
 	"postern/internal/core/gate"
 	"postern/internal/core/policy"
-	"postern/internal/hostile/proxy/h1"
 )
 
 // copySize is the size of a body buffer: two TLS records.
 const copySize = 32 << 10
+
+// forward sends the request and streams the answer back.
+func (x *exchange) forward() {
+	ctx, cancel := context.WithCancelCause(x.r.Context())
+	defer cancel(nil)
+	watch := x.watch(cancel)
+	defer watch.stop()
+	t := &ticket{action: x.action, judged: x.judged, cut: watch.end}
+	if why := x.p.begin(t); why != gate.ReasonNone {
+		x.deny(why, "")
+		return
+	}
+	defer x.p.end(t)
+
+	_ = http.NewResponseController(x.w).EnableFullDuplex() // HTTP/1.1: the answer may begin before the body ends
+	resp, err := x.p.Upstream.RoundTrip(x.decision.Permit, x.slot, x.outbound(ctx, watch))
+	if err != nil {
+		x.failed(err, watch)
+		return
+	}
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusUnauthorized && x.slot.Kind != policy.NoSlot:
+		x.deny(gate.ReasonCredentialRefused, "the service answered 401 to the credential "+x.receipt.Credential.String())
+	case resp.StatusCode == http.StatusSwitchingProtocols:
+		x.upgrade(resp, watch)
+	case resp.StatusCode < 200 || resp.StatusCode > 999:
+		x.denyStatus(gate.ReasonUpstream, "the answer has a status that HTTP does not know", upstreamStatus(gate.ReasonUpstream))
+	default:
+		x.answer(resp, watch)
+	}
+}
+
+// failed refuses in the words of whatever went wrong: a limit of ours, the end of the session, the client, or the upstream.
+func (x *exchange) failed(err error, w *watchdog) {
+	why, detail := failure(err)
+	switch ours := w.why.reason(gate.ReasonNone); {
+	case ours != gate.ReasonNone:
+		why, detail = ours, ""
+	case x.r.Context().Err() != nil:
+		x.reason, x.detail = gate.ReasonAllowed, "the client left before the answer"
+		panic(http.ErrAbortHandler)
+	default:
+		x.p.Log.Warn("upstream failed", "event", x.event.String(), "host", x.action.Host.String(), "error", err)
+	}
+	x.denyStatus(why, detail, upstreamStatus(why))
+}
+
+// upstreamStatus lets a client retry what a retry can mend; everything else keeps the status of a refusal.
+func upstreamStatus(why gate.Reason) int {
+	switch why {
+	case gate.ReasonDial, gate.ReasonUpstream:
+		return http.StatusBadGateway
+	case gate.ReasonUpstreamTimeout:
+		return http.StatusGatewayTimeout
+	}
+	return 0
+}
 
 // outbound is the request that leaves: the judged method, host, path and query, the client's remaining fields, its body as it comes.
 func (x *exchange) outbound(ctx context.Context, w *watchdog) *http.Request {
@@ -26,111 +84,100 @@ func (x *exchange) outbound(ctx context.Context, w *watchdog) *http.Request {
 	trailers := hasToken(h["Te"], "trailers")
 	removeHopByHop(h)
 	if trailers {
-		h.Set("Te", "trailers") // gRPC servers insist on it
+		h["Te"] = []string{"trailers"} // gRPC servers insist on it
 	}
 	if a.Upgrade {
-		h.Set("Connection", "Upgrade")
-		h.Set("Upgrade", "websocket")
+		h["Connection"] = []string{"Upgrade"}
+		h["Upgrade"] = []string{"websocket"}
 	}
 	if _, ok := h["User-Agent"]; !ok {
 		h["User-Agent"] = []string{""} // or net/http would add its own
 	}
 	query, hasQuery := a.Path.Query()
-	out := &http.Request{
+	out := http.Request{
 		Method: a.Method.String(),
 		// Opaque is written to the wire byte for byte, so that what was judged is what is sent.
 		URL:    &url.URL{Scheme: a.Scheme.String(), Host: a.Host.String(), Opaque: a.Path.Raw(), RawQuery: query, ForceQuery: hasQuery},
-		Header: h, ContentLength: in.ContentLength, Trailer: in.Trailer, Body: http.NoBody,
+		Header: h, ContentLength: in.ContentLength, Body: http.NoBody,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}
 	if in.ContentLength != 0 {
-		out.Body = &meter{body: in.Body, x: x, w: w, left: x.maxBody()}
+		m := &meter{body: in.Body, x: x, w: w, left: x.maxBody()}
+		out.Trailer, m.done = x.trailers()
+		out.Body = m
 	} else {
 		w.uploaded()
 	}
 	return out.WithContext(ctx)
 }
 
-// meter counts a request body and stops it at its limits.
-type meter struct {
-	body io.ReadCloser
-	x    *exchange
-	w    *watchdog
-	left int64
-}
-
-var errLimit = errors.New("a limit was reached")
-
-func (m *meter) Read(b []byte) (int, error) {
-	n, err := m.body.Read(b)
-	m.w.touch()
-	m.x.in.Add(int64(n))
-	if m.left -= int64(n); m.left < 0 {
-		m.w.trip(gate.ReasonLimitBody)
-		return 0, errLimit
-	}
-	if why := m.x.p.Limits.Upload(int64(n)); why != gate.ReasonNone {
-		m.w.trip(why)
-		return 0, errLimit
-	}
-	if err == io.EOF {
-		m.w.uploaded()
-	} else if err != nil {
-		m.w.broken(m.x.f.filter)
-	}
-	return n, err
-}
-
-func (m *meter) Close() error { return m.body.Close() }
-
 // answer streams the upstream's response to the sandbox.
 func (x *exchange) answer(resp *http.Response, w *watchdog) {
+	w.answers()
 	h := x.w.Header()
 	x.responseHeader(h, resp)
-	for name := range resp.Trailer {
+	announced := maps.Clone(resp.Trailer)
+	for name := range announced {
 		h.Add("Trailer", name)
 	}
+	x.closeUnread()
 	x.status = resp.StatusCode
 	x.w.WriteHeader(resp.StatusCode)
 	if err := x.stream(resp, w); err != nil {
-		x.reason, x.detail = gate.ReasonUpstream, "the answer broke off"
-		if why := w.limit(); why != gate.ReasonNone {
-			x.reason, x.detail = why, ""
-		}
+		x.brokeOff(err, w)
 		panic(http.ErrAbortHandler) // a broken answer must not look whole
 	}
 	for name, values := range resp.Trailer {
-		if _, announced := h[name]; !announced {
+		if !x.mayTrail(name) {
+			continue
+		}
+		if _, ok := announced[name]; !ok {
 			name = http.TrailerPrefix + name
 		}
 		h[name] = values
 	}
+	// What net/http still holds it writes after the watchdog is gone.
+	_ = http.NewResponseController(x.w).SetWriteDeadline(time.Now().Add(x.p.bounds.Progress))
 }
 
 // responseHeader copies what may cross: no hop-by-hop field, no invitation to another protocol, and, where a credential was used,
 // no cookie, which would be a credential too.
 func (x *exchange) responseHeader(h http.Header, resp *http.Response) {
 	removeHopByHop(resp.Header)
-	delete(resp.Header, "Alt-Svc")
-	if x.slot.Kind != policy.NoSlot {
-		delete(resp.Header, "Set-Cookie")
-	}
 	for name, values := range resp.Header {
-		h[name] = values
+		if x.mayAnswer(name) {
+			h[name] = values
+		}
 	}
 	if _, ok := h["Content-Type"]; !ok {
 		h["Content-Type"] = nil // or net/http would guess one
 	}
 }
 
-// stream copies the body. A body of unknown length is flushed as it comes: a server-sent event must not wait for the next.
-func (x *exchange) stream(resp *http.Response, w *watchdog) error {
-	flush := resp.ContentLength < 0 || strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
-	rc := http.NewResponseController(x.w)
-	if flush {
-		_ = rc.Flush()
+func (x *exchange) mayAnswer(name string) bool {
+	switch name {
+	case "Alt-Svc":
+		return false
+	case "Set-Cookie":
+		return x.slot.Kind == policy.NoSlot
 	}
-	w.answering()
+	return true
+}
+
+func (x *exchange) mayTrail(name string) bool {
+	return httpguts.ValidTrailerHeader(name) && x.mayAnswer(name)
+}
+
+var errLeft = errors.New("the client left")
+
+// stream copies the body. A body of unknown length is flushed as it comes: a server-sent event must not wait for the next.
+// The error wraps errLeft when the client took no more.
+func (x *exchange) stream(resp *http.Response, w *watchdog) error {
+	rc := http.NewResponseController(x.w)
+	flush := resp.ContentLength < 0 || strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream")
+	if flush && rc.Flush() != nil {
+		return errLeft
+	}
 	buf := x.p.buffers.Get().(*[copySize]byte)
 	defer x.p.buffers.Put(buf)
 	for {
@@ -139,14 +186,10 @@ func (x *exchange) stream(resp *http.Response, w *watchdog) error {
 			w.touch()
 			m, werr := x.w.Write(buf[:n])
 			x.out.Add(int64(m))
-			if werr != nil {
-				return werr
+			if werr != nil || flush && rc.Flush() != nil {
+				return errLeft
 			}
-			if flush {
-				if err := rc.Flush(); err != nil {
-					return err
-				}
-			}
+			w.touch()
 		}
 		if err == io.EOF {
 			return nil
@@ -157,93 +200,33 @@ func (x *exchange) stream(resp *http.Response, w *watchdog) error {
 	}
 }
 
-// watchdog ends an exchange in which nothing moves. Its time is about progress, never about the whole.
-type watchdog struct {
-	mu     sync.Mutex // guards timer and cut
-	timer  *time.Timer
-	cut    func()
-	period atomic.Int64 // nanoseconds without a byte
-	last   atomic.Int64 // unix nanoseconds of the last byte
-	why    atomic.Pointer[gate.Reason]
-	x      *exchange
-}
-
-// watch starts with the period of an upload; uploaded and answering change it.
-func (x *exchange) watch(cancel context.CancelCauseFunc) *watchdog {
-	rc := http.NewResponseController(x.w)
-	w := &watchdog{x: x}
-	w.cut = func() { // before the timer is started
-		cancel(errLimit)
-		past := time.Unix(1, 0)
-		_ = rc.SetReadDeadline(past)
-		_ = rc.SetWriteDeadline(past)
-	}
-	w.period.Store(int64(x.p.Limits.Limits().Progress))
-	w.last.Store(time.Now().UnixNano())
-	w.timer = time.AfterFunc(time.Duration(w.period.Load()), w.check)
-	return w
-}
-
-// check runs when the timer fires: either something moved since, and it sleeps on, or nothing did.
-func (w *watchdog) check() {
-	idle := time.Now().UnixNano() - w.last.Load()
-	if left := w.period.Load() - idle; left > 0 {
-		w.mu.Lock()
-		w.timer.Reset(time.Duration(left))
-		w.mu.Unlock()
-		return
-	}
-	w.trip(gate.ReasonLimitTime)
-	w.mu.Lock()
-	cut := w.cut
-	w.mu.Unlock()
-	cut()
-}
-
-// cutting sets what ends the exchange from now on.
-func (w *watchdog) cutting(cut func()) {
-	w.mu.Lock()
-	w.cut = cut
-	w.mu.Unlock()
-}
-
-func (w *watchdog) touch() { w.last.Store(time.Now().UnixNano()) }
-
-func (w *watchdog) uploaded() { w.set(w.x.p.Limits.Limits().Answer) }
-
-func (w *watchdog) answering() { w.set(w.x.p.Limits.Limits().Progress) }
-
-func (w *watchdog) set(d time.Duration) {
-	w.period.Store(int64(d))
-	w.touch()
-	w.mu.Lock()
-	w.timer.Reset(d)
-	w.mu.Unlock()
-}
-
-// trip remembers which limit ended the exchange; the first one counts.
-func (w *watchdog) trip(why gate.Reason) { w.why.CompareAndSwap(nil, &why) }
-
-// broken remembers that the client broke the framing of its body, if that is what happened.
-func (w *watchdog) broken(filter *h1.Conn) {
-	if filter == nil {
-		return
-	}
-	if v := filter.BodyViolation(); v != nil {
-		w.trip(v.Reason)
+// brokeOff says for the record why an answer did not end well.
+func (x *exchange) brokeOff(err error, w *watchdog) {
+	ours := w.why.reason(gate.ReasonNone)
+	switch {
+	case ours != gate.ReasonNone:
+		x.reason, x.detail = ours, ""
+	case errors.Is(err, errLeft), x.r.Context().Err() != nil:
+		x.reason, x.detail = gate.ReasonAllowed, "the client left before the answer was whole"
+	default:
+		x.reason, x.detail = failure(err)
+		if x.detail == "" {
+			x.detail = "the answer broke off"
+		}
 	}
 }
 
-// limit is the limit that ended the exchange, ReasonNone when none did.
-func (w *watchdog) limit() gate.Reason {
-	if r := w.why.Load(); r != nil {
-		return *r
+// hop-by-hop fields end at the gateway in either direction (RFC 9110 §7.6.1), besides those that Connection names.
+func removeHopByHop(h http.Header) {
+	for _, v := range h["Connection"] {
+		for name := range strings.SplitSeq(v, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				h.Del(name)
+			}
+		}
 	}
-	return gate.ReasonNone
-}
-
-func (w *watchdog) stop() {
-	w.mu.Lock()
-	w.timer.Stop()
-	w.mu.Unlock()
+	for _, name := range [...]string{"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+		"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings"} {
+		delete(h, name)
+	}
 }

@@ -14,8 +14,12 @@ func (x *exchange) readHead() bool {
 	x.action = policy.Action{Kind: policy.Request, Scheme: x.f.scheme}
 	if x.f.filter != nil {
 		if v := x.f.filter.Violation(r.Method); v != nil {
+			x.faulty = true
+			x.action.Host, x.action.Port = x.f.name, x.f.targetPort()
 			return x.deny(v.Reason, v.Detail)
 		}
+	} else if headSize(r) > x.p.bounds.Header {
+		return x.deny(gate.ReasonLimitHeader, "")
 	}
 	if r.Method == http.MethodConnect {
 		return true // not a request that is forwarded; connects takes it
@@ -37,8 +41,23 @@ func (x *exchange) readHead() bool {
 	if x.action.Path, err = gate.ParsePath(target); err != nil {
 		return x.malformed(err)
 	}
+	if name := reroutes(r.Header); name != "" {
+		return x.deny(gate.ReasonMalformedRequest, "the field "+name+" asks for something else than the request itself")
+	}
 	x.action.Upgrade = asksWebSocket(r)
 	return true
+}
+
+// headSize is the size of an HTTP/2 request's head as it was decoded (RFC 9113 §10.5.1). The filter has counted HTTP/1.1's.
+func headSize(r *http.Request) int {
+	const perField = 32
+	n := len(r.Method) + len(r.Host) + len(r.RequestURI)
+	for name, values := range r.Header {
+		for _, v := range values {
+			n += len(name) + len(v) + perField
+		}
+	}
+	return n
 }
 
 // authority is the one destination that every part of the request must agree on (RFC 9110 §7.2, §7.4).
@@ -94,7 +113,8 @@ func afterAuthority(target string) string {
 // asksWebSocket reports whether the request asks to become a WebSocket (RFC 6455 §4.1). Every other upgrade, h2c among them, is
 // dropped with the hop-by-hop fields, as RFC 9110 §7.8 allows.
 func asksWebSocket(r *http.Request) bool {
-	return r.ProtoMajor == 1 && hasToken(r.Header["Connection"], "upgrade") && hasToken(r.Header["Upgrade"], "websocket")
+	return r.ProtoMajor == 1 && r.Method == http.MethodGet && r.ContentLength == 0 &&
+		hasToken(r.Header["Connection"], "upgrade") && hasToken(r.Header["Upgrade"], "websocket")
 }
 
 func hasToken(values []string, token string) bool {

@@ -54,14 +54,20 @@ type Proxy struct {
 	tls    *tls.Config // HTTP/2 and HTTP/1.1
 	tls1   *tls.Config // HTTP/1.1 alone
 
+	bounds limit.Limits
+
 	ctx    context.Context // ends with Close
 	cancel context.CancelCauseFunc
 	served chan struct{} // closed when the server has returned
 
 	buffers sync.Pool // of *[copySize]byte
 
-	mu   sync.Mutex
-	live map[*ticket]struct{} // what is under way, for Recheck
+	working sync.WaitGroup // open connections and running requests; added to under mu while not closed
+
+	mu     sync.Mutex
+	closed bool
+	live   map[*ticket]struct{}   // what is under way, for Recheck
+	conns  map[*flowConn]struct{} // open connections, for Close
 }
 
 // errClosed is the cause of the context of a proxy that was closed.
@@ -84,7 +90,11 @@ func New(c Config) (*Proxy, error) {
 	if c.HTTP1Only == nil {
 		c.HTTP1Only = func(gate.Host) bool { return false }
 	}
-	p := &Proxy{Config: c, feed: newFeed(), live: map[*ticket]struct{}{}, served: make(chan struct{})}
+	if c.Placeholders == nil {
+		c.Placeholders = &placeholder.Set{} // which still knows other sessions' placeholders
+	}
+	p := &Proxy{Config: c, feed: newFeed(), bounds: c.Limits.Limits(), served: make(chan struct{}),
+		live: map[*ticket]struct{}{}, conns: map[*flowConn]struct{}{}}
 	p.buffers.New = func() any { return new([copySize]byte) }
 	p.ctx, p.cancel = context.WithCancelCause(context.Background())
 	p.tls = p.tlsConfig("h2", "http/1.1")
@@ -113,12 +123,12 @@ func (p *Proxy) tlsConfig(protocols ...string) *tls.Config {
 }
 
 func (p *Proxy) httpServer() *http.Server {
-	l := p.Limits.Limits()
-	s := &http.Server{
+	l := p.bounds
+	return &http.Server{
 		Handler:                      p,
 		ReadHeaderTimeout:            l.Idle, // until a head begins; the filter bounds how long it takes
 		IdleTimeout:                  l.Idle,
-		MaxHeaderBytes:               l.Header,
+		MaxHeaderBytes:               2 * l.Header, // readHead and the filter refuse at l.Header, with a record; what is beyond this is not read
 		DisableGeneralOptionsHandler: true,
 		BaseContext:                  func(net.Listener) context.Context { return p.ctx },
 		ConnContext:                  withFlow,
@@ -133,7 +143,6 @@ func (p *Proxy) httpServer() *http.Server {
 			WriteByteTimeout:              l.Progress,
 		},
 	}
-	return s
 }
 
 // debugWriter passes what net/http says about broken clients to the log. Its text may hold what the sandbox sent, so it is an attribute.
@@ -142,52 +151,6 @@ type debugWriter struct{ log *slog.Logger }
 func (w debugWriter) Write(b []byte) (int, error) {
 	w.log.Debug("http server", "text", string(b))
 	return len(b), nil
-}
-
-// Close ends everything that is under way and returns when no goroutine of the server is left to accept more.
-func (p *Proxy) Close() {
-	p.cancel(errClosed)
-	p.feed.Close()
-	_ = p.server.Close()
-	<-p.served
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for t := range p.live {
-		t.cut()
-	}
-}
-
-// Recheck asks the policy in force about everything that is under way and cuts what it would not allow now.
-func (p *Proxy) Recheck() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for t := range p.live {
-		if d := p.decide(t.action); d.Verdict != policy.Allow {
-			t.cut()
-		}
-	}
-}
-
-// ticket is one allowed thing under way.
-type ticket struct {
-	action policy.Action
-	cut    func()
-}
-
-func (p *Proxy) begin(t *ticket) {
-	p.mu.Lock()
-	p.live[t] = struct{}{}
-	p.mu.Unlock()
-}
-
-func (p *Proxy) end(t *ticket) {
-	p.mu.Lock()
-	delete(p.live, t)
-	p.mu.Unlock()
-}
-
-func (p *Proxy) decide(a policy.Action) policy.Decision {
-	return p.Policy().Decide(policy.Subject{Session: p.Session}, a)
 }
 
 // newEvent names a decision. Reading the system's random source cannot fail.

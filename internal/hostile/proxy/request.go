@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +27,7 @@ type exchange struct {
 	start time.Time
 
 	action   policy.Action
+	judged   *policy.Policy // that made the decision
 	decision policy.Decision
 	slot     policy.Slot
 	receipt  record.Receipt
@@ -35,15 +37,29 @@ type exchange struct {
 	reason   gate.Reason    // of the decision, and then of the outcome
 	detail   string
 	status   int
+	faulty   bool         // the request stands in for one that the filter refused
 	handedOn bool         // a CONNECT: its inside is recorded instead
+	aborted  bool         // the connection must not look as if it had ended well
+	unread   bool         // an answer was given while the client may still be sending
+	uploaded atomic.Bool  // the request's body was read to its end
 	in, out  atomic.Int64 // body bytes towards upstream and towards the sandbox
 }
 
 // ServeHTTP is the handler of every request, HTTP/1.1 and HTTP/2.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !p.enter() {
+		panic(http.ErrAbortHandler)
+	}
+	defer p.working.Done()
 	x := &exchange{p: p, f: flowFrom(r.Context()), w: w, r: r, event: newEvent(), start: p.Now(), reason: gate.ReasonBug}
-	defer x.finish()
 	x.f.requests.Add(1)
+	x.serve()
+	x.drain()
+}
+
+func (x *exchange) serve() {
+	defer x.finish()
+	defer x.rescue()
 	x.run()
 }
 
@@ -63,15 +79,27 @@ func (x *exchange) run() {
 	}
 }
 
+// rescue turns a panic into a refusal, or where an answer has begun, into one that visibly breaks off.
+func (x *exchange) rescue() {
+	v := recover()
+	switch {
+	case v == nil:
+		return
+	case v == http.ErrAbortHandler:
+		x.aborted = true
+		return
+	}
+	x.p.Log.Error("request handler failed", "event", x.event.String(), "panic", v, "stack", string(debug.Stack()))
+	if x.reason = gate.ReasonBug; x.status != 0 {
+		x.aborted = true
+		return
+	}
+	x.w.Header().Set("Connection", "close")
+	x.deny(gate.ReasonBug, "")
+}
+
 // finish records what became of the request, whatever happened.
 func (x *exchange) finish() {
-	if v := recover(); v != nil {
-		if v != http.ErrAbortHandler {
-			x.reason = gate.ReasonBug
-			x.p.Log.Error("request handler failed", "event", x.event.String(), "panic", v)
-		}
-		defer panic(http.ErrAbortHandler)
-	}
 	if x.handedOn {
 		return
 	}
@@ -80,7 +108,8 @@ func (x *exchange) finish() {
 		rec.Kind, rec.Verdict, rec.Rule = record.Outcome, "", ""
 	}
 	rec.Status, rec.BytesIn, rec.BytesOut, rec.Duration = x.status, x.in.Load(), x.out.Load(), x.p.Now().Sub(x.start)
-	if err := x.p.Recorder.Append(rec); err != nil {
+	err := x.p.Recorder.Append(rec)
+	if x.aborted || err != nil && x.verdict == policy.Allow {
 		panic(http.ErrAbortHandler) // an outcome that cannot be written closes the connection; the log refuses what comes next
 	}
 }
@@ -90,10 +119,13 @@ func (x *exchange) record() *record.Record {
 	r := &record.Record{Kind: record.Decision, Event: x.event, Session: x.p.Session, Verdict: x.verdict.String(), Reason: x.reason,
 		Rule: x.decision.Rule, Action: "request", Scheme: a.Scheme.String(), Host: a.Host.String(), Port: uint16(a.Port),
 		Method: a.Method.String(), Path: a.Path.Raw(), Detail: x.detail}
-	if a.Host.IsZero() {
+	switch {
+	case x.faulty: // its head was never read
+		r.Host, r.Port, r.Method = x.f.target(), uint16(x.f.targetPort()), ""
+	case a.Host.IsZero():
 		r.Host = x.r.Host
-	}
-	if a.Method == gate.NoMethod {
+		fallthrough
+	case a.Method == gate.NoMethod:
 		r.Method = x.r.Method
 	}
 	if a.Git.Op != git.NotGit {
@@ -115,6 +147,11 @@ func (x *exchange) deny(why gate.Reason, detail string) bool {
 
 func (x *exchange) denyStatus(why gate.Reason, detail string, status int) bool {
 	x.reason, x.detail = why, detail
+	_ = http.NewResponseController(x.w).SetWriteDeadline(time.Now().Add(x.p.bounds.Progress))
+	if x.action.Git.Op == git.Push {
+		x.discard() // git shows a refusal only when it has sent everything
+	}
+	x.closeUnread()
 	x.status = refuse.Write(x.w, x.r, refuse.Refusal{
 		Reason: why, Detail: detail, Rule: x.decision.Rule, Event: x.event, Host: x.action.Host.String(),
 		Voice: x.p.Voice(x.action.Host), Git: x.action.Git, Status: status,
@@ -133,7 +170,8 @@ func (x *exchange) alive() bool {
 // decide asks policy about exactly the bytes that will leave.
 func (x *exchange) decide() bool {
 	x.action.Git = git.Classify(x.action.Host, x.action.Method, x.action.Path)
-	d := x.p.decide(x.action)
+	x.judged = x.p.Policy()
+	d := x.judged.Decide(policy.Subject{Session: x.p.Session}, x.action)
 	if x.f.refusal.Reason != gate.ReasonNone { // the connection is served only to be refused
 		d = policy.Decision{Reason: x.f.refusal.Reason, Rule: x.f.refusal.Rule}
 	}
@@ -144,7 +182,10 @@ func (x *exchange) decide() bool {
 	if d.Reason == gate.ReasonUpgradeNotListed {
 		return x.denyStatus(d.Reason, "", x.p.Voice(x.action.Host).UpgradeStatus())
 	}
-	return x.deny(d.Reason, x.misplacedPlaceholder())
+	if where := x.misplacedPlaceholder(); where != "" {
+		return x.deny(d.Reason, where)
+	}
+	return x.deny(d.Reason, x.f.detail)
 }
 
 // admit takes a request token and checks a declared length before a byte of the body is read.
@@ -162,7 +203,7 @@ func (x *exchange) maxBody() int64 {
 	if n := x.decision.Permit.MaxBody(); n > 0 {
 		return n
 	}
-	return x.p.Limits.Limits().Body
+	return x.p.bounds.Body
 }
 
 // ready makes sure that the credential can be had before anything is promised or sent.
@@ -184,59 +225,10 @@ func (x *exchange) commit() bool {
 	ctx := context.WithoutCancel(x.r.Context()) // a client that leaves now does not undo the intent
 	if err := x.p.Recorder.Commit(ctx, x.record()); err != nil {
 		x.verdict = policy.Deny
+		x.p.Log.Error("audit record not written", "event", x.event.String(), "error", err)
 		return x.deny(gate.ReasonAudit, "")
 	}
 	return true
-}
-
-// forward sends the request and streams the answer back.
-func (x *exchange) forward() {
-	ctx, cancel := context.WithCancelCause(x.r.Context())
-	defer cancel(nil)
-	t := &ticket{action: x.action, cut: func() { cancel(errClosed) }}
-	x.p.begin(t)
-	defer x.p.end(t)
-
-	watch := x.watch(cancel)
-	defer watch.stop()
-	_ = http.NewResponseController(x.w).EnableFullDuplex() // HTTP/1.1: the answer may begin before the body ends
-	resp, err := x.p.Upstream.RoundTrip(x.decision.Permit, x.slot, x.outbound(ctx, watch))
-	if err != nil {
-		x.failed(err, watch)
-		return
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusUnauthorized && x.slot.Kind != policy.NoSlot {
-		x.deny(gate.ReasonCredentialRefused, "the service answered 401 to the credential "+x.receipt.Credential.String())
-		return
-	}
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		x.upgrade(resp, watch)
-		return
-	}
-	x.answer(resp, watch)
-}
-
-// failed refuses in the words of whatever went wrong: a limit of ours, a watchdog, or the upstream.
-func (x *exchange) failed(err error, w *watchdog) {
-	if why := w.limit(); why != gate.ReasonNone {
-		x.deny(why, "")
-		return
-	}
-	x.p.Log.Warn("upstream failed", "event", x.event.String(), "host", x.action.Host.String(), "error", err)
-	why, detail := failure(err)
-	x.denyStatus(why, detail, upstreamStatus(why))
-}
-
-// upstreamStatus lets a client retry what a retry can mend; everything else keeps the status of a refusal.
-func upstreamStatus(why gate.Reason) int {
-	switch why {
-	case gate.ReasonDial, gate.ReasonUpstream:
-		return http.StatusBadGateway
-	case gate.ReasonUpstreamTimeout:
-		return http.StatusGatewayTimeout
-	}
-	return 0
 }
 
 type flowKey struct{}

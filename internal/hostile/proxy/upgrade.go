@@ -8,8 +8,6 @@ import (
 
 	"postern/internal/core/gate"
 	"postern/internal/hostile/proxy/hello"
-
-	"golang.org/x/sys/unix"
 )
 
 // hijack takes the connection from the HTTP server, filter and all. What the client has sent ahead is read first.
@@ -35,7 +33,7 @@ func (x *exchange) hijack() (net.Conn, bool) {
 func (x *exchange) upgrade(resp *http.Response, w *watchdog) {
 	up, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok || !x.action.Upgrade || !hasToken(resp.Header["Upgrade"], "websocket") {
-		x.deny(gate.ReasonUpstream, "the upstream switched protocols without being asked")
+		x.denyStatus(gate.ReasonUpstream, "the upstream switched protocols without being asked", upstreamStatus(gate.ReasonUpstream))
 		return
 	}
 	conn, ok := x.hijack()
@@ -43,7 +41,8 @@ func (x *exchange) upgrade(resp *http.Response, w *watchdog) {
 		return
 	}
 	defer conn.Close()
-	w.cutting(func() { _ = conn.Close(); _ = up.Close() })
+	w.cutting(func(stage) { _ = conn.Close(); _ = up.Close() })
+	w.answers()
 	x.status = resp.StatusCode
 	h := http.Header{}
 	x.responseHeader(h, resp)
@@ -58,7 +57,6 @@ func (x *exchange) upgrade(resp *http.Response, w *watchdog) {
 
 // join copies both ways until either side ends or nothing moves.
 func (x *exchange) join(conn net.Conn, up io.ReadWriteCloser, w *watchdog) {
-	w.answering()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -76,68 +74,7 @@ func (x *exchange) join(conn net.Conn, up io.ReadWriteCloser, w *watchdog) {
 			break
 		}
 	}
-	if why := w.limit(); why != gate.ReasonNone {
-		x.reason = why
-	}
 	_ = conn.Close()
 	<-done
-}
-
-// splice copies a tunnel's bytes in the kernel where both ends are sockets, and ends it when nothing moves in either direction.
-func (f *flow) splice(client net.Conn, up *net.TCPConn) (in, out int64) {
-	stop := make(chan struct{})
-	defer close(stop)
-	go f.watchTunnel(client, up, stop)
-	done := make(chan int64)
-	go func() {
-		n, _ := io.Copy(up, client)
-		_ = up.CloseWrite()
-		done <- n
-	}()
-	out, _ = io.Copy(client, up)
-	if c, ok := client.(interface{ CloseWrite() error }); ok {
-		_ = c.CloseWrite()
-	}
-	if why := f.p.Alive(); why != gate.ReasonNone {
-		_ = client.Close()
-	}
-	in = <-done
-	_ = up.Close()
-	return in, out
-}
-
-// watchTunnel asks the kernel how much has moved, since spliced bytes never pass through here.
-func (f *flow) watchTunnel(client net.Conn, up *net.TCPConn, stop <-chan struct{}) {
-	tick := time.NewTicker(f.p.Limits.Limits().Progress)
-	defer tick.Stop()
-	last := uint64(0)
-	for {
-		select {
-		case <-stop:
-			return
-		case <-f.p.ctx.Done():
-		case <-tick.C:
-			if now := moved(up); now != last {
-				last = now
-				continue
-			}
-		}
-		_ = client.Close()
-		_ = up.Close()
-		return
-	}
-}
-
-// moved is the number of bytes a socket has received and seen acknowledged.
-func moved(c *net.TCPConn) (n uint64) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0
-	}
-	_ = raw.Control(func(fd uintptr) {
-		if i, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			n = i.Bytes_received + i.Bytes_acked
-		}
-	})
-	return n
+	x.reason = w.why.reason(x.reason)
 }

@@ -12,7 +12,7 @@ import (
 // included. The Conn must not be read afterwards. It fails when the client sent something else than its
 // request so far; then the connection can only be closed.
 func (c *Conn) Detach(br *bufio.Reader) (net.Conn, []byte, error) {
-	if c.phase != inHead {
+	if c.phase != inHead && c.held == nil {
 		return nil, nil, errors.New("detach: the request is not complete")
 	}
 	var early []byte
@@ -20,6 +20,11 @@ func (c *Conn) Detach(br *bufio.Reader) (net.Conn, []byte, error) {
 		early, _ = br.Peek(br.Buffered())
 	}
 	rest := append(append([]byte(nil), early...), c.buf[c.r:]...)
+	if c.held != nil { // what looked like a faulty head was the inside of the tunnel
+		rest = append(rest[:len(rest)-len(violationHead)], c.held...)
+		c.held = nil
+		c.violation.Store(nil)
+	}
 	c.phase, c.buf, c.r, c.ok = surrendered, nil, 0, 0
 	if err := c.setOwn(time.Time{}); err != nil {
 		return nil, nil, err
@@ -54,10 +59,21 @@ func (c *Conn) Close() error {
 
 // drain drops what a refused client still sends, so that the refusal is not lost to a reset, until the client hangs up.
 func (c *Conn) drain() error {
-	c.room()
 	if err := c.setOwn(time.Time{}); err != nil {
 		return err
 	}
+	for c.held != nil { // not dropped: it may be the inside of a tunnel
+		if len(c.held) >= drainLimit {
+			return c.violation.Load()
+		}
+		var more [1 << 10]byte
+		n, err := c.Conn.Read(more[:])
+		c.held = append(c.held, more[:n]...)
+		if err != nil {
+			return err
+		}
+	}
+	c.room()
 	for c.drops < drainLimit {
 		n, err := c.Conn.Read(c.buf[:cap(c.buf)])
 		if err != nil {

@@ -99,6 +99,9 @@ type Conn struct {
 	due   time.Time // until the held head or first chunk must be whole; zero when nothing is held
 	drops int       // refused: bytes dropped
 
+	connect bool   // a CONNECT was read: what follows may be no HTTP at all
+	held    []byte // refused, behind a CONNECT: what the stand-in stands for, should Detach be called
+
 	violation atomic.Pointer[Violation]
 
 	mu    sync.Mutex // guards the two deadlines and their order of arrival below
@@ -266,6 +269,7 @@ func (c *Conn) judge() {
 // headDone decides what follows a head of n bytes that is in order.
 func (c *Conn) headDone(n int) {
 	h := &c.head
+	c.connect = c.connect || h.connect
 	switch {
 	case h.chunked && !h.expect:
 		c.phase, c.hlen = inFirst, n
@@ -289,6 +293,9 @@ func (c *Conn) release(n int, next phase) {
 // refuse puts the stand-in where the faulty head was held. Whatever follows is dropped.
 func (c *Conn) refuse(f fault) {
 	c.violation.Store(&Violation{Reason: f.reason, Detail: f.detail, Offset: c.base + int64(c.ok+f.at)})
+	if c.connect {
+		c.held = append([]byte{}, c.buf[c.ok:]...)
+	}
 	c.buf = append(c.buf[:c.ok], violationHead...)
 	c.phase, c.ok, c.due = refused, len(c.buf), time.Time{}
 }

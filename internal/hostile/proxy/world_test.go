@@ -1,0 +1,802 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"postern/internal/core/gate"
+	"postern/internal/core/limit"
+	"postern/internal/core/placeholder"
+	"postern/internal/core/policy"
+	"postern/internal/core/record"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 20 * time.Second
+
+// A world is a proxy between a sandbox and a sink that stands for everything outside. Its parts may be changed before start.
+type world struct {
+	testing.TB
+	config   Config
+	limits   limit.Limits
+	policy   atomic.Pointer[policy.Policy]
+	dead     atomic.Pointer[gate.Reason]
+	sessions *authority // the session CA
+	minter   *minter
+	sink     *sink
+	upstream *upstream
+	log      *recorder
+	names    names
+	tokens   map[string]string // placeholders by credential
+	proxy    *Proxy
+	serving  sync.WaitGroup
+}
+
+func newWorld(t testing.TB, rules ...policy.Rule) *world {
+	t.Helper()
+	w := &world{TB: t, sessions: newAuthority(t), log: &recorder{changed: make(chan struct{}, 1)}, names: names{}, tokens: map[string]string{}}
+	w.minter = &minter{ca: w.sessions, budget: 1000}
+	w.sink = newSink(t)
+	w.upstream = newUpstream(w.sink)
+	set := &placeholder.Set{}
+	for _, name := range []string{"main", "other"} {
+		w.tokens[name] = newPlaceholder(t)
+		must(t, set.Add(credential(t, name), w.tokens[name]))
+	}
+	w.enforce(rules...)
+	w.config = Config{
+		Session: newSession(), Policy: w.policy.Load, Minter: w.minter, Upstream: w.upstream, Recorder: w.log, Resolver: w.names,
+		Alive: func() gate.Reason {
+			if why := w.dead.Load(); why != nil {
+				return *why
+			}
+			return gate.ReasonNone
+		},
+		Placeholders: set,
+	}
+	return w
+}
+
+// start makes the proxy; the test's end closes everything.
+func (w *world) start() *world {
+	w.Helper()
+	w.config.Limits = limit.New(w.limits, nil)
+	var err error
+	w.proxy, err = New(w.config)
+	must(w, err)
+	w.Cleanup(func() {
+		w.proxy.Close()
+		w.serving.Wait()
+		w.upstream.close()
+		w.sink.close()
+	})
+	return w
+}
+
+func begin(t testing.TB, rules ...policy.Rule) *world {
+	t.Helper()
+	return newWorld(t, rules...).start()
+}
+
+func (w *world) enforce(rules ...policy.Rule) {
+	w.Helper()
+	p, err := policy.Compile(rules)
+	must(w, err)
+	w.policy.Store(p)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// allow is a rule for every method and path of a host, over https.
+func allow(host string, change ...func(*policy.Rule)) policy.Rule {
+	pattern, err := policy.ParseHostPattern(host)
+	if err != nil {
+		panic(err)
+	}
+	r := policy.Rule{Name: "rule " + host, Effect: policy.Allow, Host: pattern, Scheme: gate.HTTPS, Methods: gate.AllMethods}
+	for _, c := range change {
+		c(&r)
+	}
+	return r
+}
+
+func paths(ps ...string) func(*policy.Rule) {
+	return func(r *policy.Rule) {
+		for _, s := range ps {
+			p, err := policy.ParsePathPattern(s)
+			if err != nil {
+				panic(err)
+			}
+			r.Paths = append(r.Paths, p)
+		}
+	}
+}
+
+func methods(ms ...gate.Method) func(*policy.Rule) {
+	return func(r *policy.Rule) { r.Methods = gate.Methods(ms...) }
+}
+
+func clear(r *policy.Rule)   { r.Scheme = gate.HTTP }
+func tunnel(r *policy.Rule)  { r.TLS = policy.Tunnel }
+func sockets(r *policy.Rule) { r.WebSocket = true }
+func keep(r *policy.Rule)    { r.KeepClientCredentials = true }
+
+func inject(mode policy.InjectMode, name string, slots ...policy.Slot) func(*policy.Rule) {
+	n, err := gate.ParseCredentialName(name)
+	if err != nil {
+		panic(err)
+	}
+	return func(r *policy.Rule) { r.Inject = policy.Injection{Mode: mode, Credential: n, Slots: slots} }
+}
+
+func header(name, format string) policy.Slot {
+	s, err := policy.NewHeaderSlot(name, format)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+func basicSlot(user string) policy.Slot {
+	s, err := policy.NewBasicSlot(user)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+func querySlot(name string) policy.Slot {
+	s, err := policy.NewQuerySlot(name)
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+func credential(t testing.TB, name string) gate.CredentialName {
+	n, err := gate.ParseCredentialName(name)
+	must(t, err)
+	return n
+}
+
+func newPlaceholder(t testing.TB) string {
+	shape, err := placeholder.ParseShape("sk-test-{base64url:48}")
+	must(t, err)
+	b := make([]byte, shape.Random())
+	rand.Read(b)
+	v, err := shape.Make(b)
+	must(t, err)
+	return v
+}
+
+func newSession() gate.SessionID {
+	var b [10]byte
+	rand.Read(b[:])
+	return gate.NewSessionID(b)
+}
+
+func host(s string) gate.Host {
+	h, err := gate.ParseHost(s)
+	if err != nil {
+		panic(err)
+	}
+	return h
+}
+
+// names is the session's DNS: the addresses behind which names stand.
+type names map[netip.Addr]gate.Host
+
+func (n names) Lookup(a netip.Addr) (gate.Host, bool) { h, ok := n[a]; return h, ok }
+
+// addressOf gives a name its address, as DNS would.
+func (w *world) addressOf(name string) netip.Addr {
+	for a, h := range w.names {
+		if h.String() == name {
+			return a
+		}
+	}
+	a := netip.AddrFrom4([4]byte{198, 18, 0, byte(len(w.names) + 1)})
+	w.names[a] = host(name)
+	return a
+}
+
+// unnamed is an address that DNS never gave out.
+func unnamed(port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, 7}), port)
+}
+
+// connect is a connection of the sandbox to dst.
+func (w *world) connect(dst netip.AddrPort) *net.TCPConn {
+	w.Helper()
+	client, server := tcpPair(w)
+	w.serving.Go(func() { w.proxy.ServeConn(server, dst) })
+	w.Cleanup(func() { client.Close() })
+	return client
+}
+
+func tcpPair(t testing.TB) (client, server *net.TCPConn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		c, err := l.Accept()
+		if err == nil {
+			accepted <- c
+		}
+	}()
+	c, err := net.Dial("tcp", l.Addr().String())
+	must(t, err)
+	s := <-accepted
+	return c.(*net.TCPConn), s.(*net.TCPConn)
+}
+
+// tls is a TLS connection of the sandbox: to the address that DNS gave for to, with that name as SNI unless another is given.
+func (w *world) tls(to string, change ...func(*tls.Config)) *tls.Conn {
+	w.Helper()
+	return w.secure(w.connect(netip.AddrPortFrom(w.addressOf(to), 443)), to, change...)
+}
+
+func (w *world) secure(c net.Conn, name string, change ...func(*tls.Config)) *tls.Conn {
+	w.Helper()
+	conf := &tls.Config{ServerName: name, RootCAs: w.sessions.pool}
+	for _, f := range change {
+		f(conf)
+	}
+	t := tls.Client(c, conf)
+	must(w, c.SetDeadline(time.Now().Add(patience)))
+	if err := t.Handshake(); err != nil {
+		w.Fatal("handshake:", err)
+	}
+	return t
+}
+
+func h2only(c *tls.Config) { c.NextProtos = []string{"h2"} }
+
+// client is an HTTP client in the sandbox. Whatever a request's URL says, its connections are made for its host.
+func (w *world) client(h2 bool) *http.Client {
+	p := new(http.Protocols)
+	p.SetHTTP1(!h2)
+	p.SetHTTP2(h2)
+	t := &http.Transport{
+		Protocols: p, DisableCompression: true, MaxIdleConnsPerHost: 64,
+		DialTLSContext: func(_ context.Context, _, addr string) (net.Conn, error) {
+			name, _, _ := net.SplitHostPort(addr)
+			return w.secure(w.connect(netip.AddrPortFrom(w.addressOf(name), 443)), name, func(c *tls.Config) {
+				if h2 {
+					c.NextProtos = []string{"h2"}
+				}
+			}), nil
+		},
+		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
+			name, _, _ := net.SplitHostPort(addr)
+			return w.connect(netip.AddrPortFrom(w.addressOf(name), 80)), nil
+		},
+	}
+	w.Cleanup(t.CloseIdleConnections)
+	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// An answer is a response that was read whole.
+type answer struct {
+	*http.Response
+	body string
+}
+
+func (a answer) reason() gate.Reason { return gate.Reason(a.Header.Get("X-Postern-Reason")) }
+
+// ask sends raw bytes and reads one response.
+func (w *world) ask(c net.Conn, raw string) answer {
+	w.Helper()
+	_, err := io.WriteString(c, raw)
+	must(w, err)
+	return w.read(bufio.NewReader(c), raw)
+}
+
+func (w *world) read(br *bufio.Reader, raw string) answer {
+	w.Helper()
+	method, _, _ := strings.Cut(raw, " ")
+	resp, err := http.ReadResponse(br, &http.Request{Method: method})
+	if err != nil {
+		w.Fatalf("no answer to %.200q: %v", raw, err)
+	}
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.Fatalf("answer to %.200q: %v after %.200q", raw, err, b)
+	}
+	return answer{resp, string(b)}
+}
+
+func (w *world) do(c *http.Client, r *http.Request) answer {
+	w.Helper()
+	resp, err := c.Do(r)
+	must(w, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	must(w, err)
+	return answer{resp, string(b)}
+}
+
+// get is the head of a request without a body.
+func get(path, host string, fields ...string) string {
+	return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\n" + strings.Join(append(fields, ""), "\r\n") + "\r\n"
+}
+
+// refused checks that an answer refuses for the reason, that it is the n-th record's reason, and that the sink saw nothing.
+func (w *world) refused(a answer, why gate.Reason) {
+	w.Helper()
+	if a.reason() != why {
+		w.Errorf("answered %d %q %q, want a refusal for %q", a.StatusCode, a.reason(), a.body, why)
+	}
+	w.recordedDenial(why)
+}
+
+// recordedDenial checks that there is one record more, a denial for the reason, and that the sink saw nothing more.
+func (w *world) recordedDenial(why gate.Reason) *record.Record {
+	w.Helper()
+	r := w.log.next(w)
+	if r.Kind != record.Decision || r.Verdict != "deny" || r.Reason != why {
+		w.Errorf("recorded %+v, want a denial for %q", r, why)
+	}
+	if seen := w.sink.take(); len(seen) > 0 {
+		w.Errorf("the sink saw %q", seen)
+	}
+	if more := w.log.rest(); len(more) > 0 {
+		w.Errorf("recorded more: %+v", more)
+	}
+	return r
+}
+
+// passed checks that there is one decision more and its outcome, and returns what the sink saw and the outcome.
+func (w *world) passed(a answer) (captured, *record.Record) {
+	w.Helper()
+	if a.reason() != gate.ReasonNone {
+		w.Fatalf("refused: %d %s", a.StatusCode, a.body)
+	}
+	d, o := w.log.next(w), w.log.next(w)
+	if d.Kind != record.Decision || d.Verdict != "allow" || d.Reason != gate.ReasonAllowed || d.Rule == "" {
+		w.Errorf("recorded %+v, want an allowance", d)
+	}
+	if o.Kind != record.Outcome || o.Event != d.Event || o.Reason != gate.ReasonAllowed || o.Status != a.StatusCode {
+		w.Errorf("recorded %+v, want the outcome of %+v", o, d)
+	}
+	seen := w.sink.take()
+	if len(seen) != 1 {
+		w.Fatalf("the sink saw %d requests: %q", len(seen), seen)
+	}
+	return seen[0], o
+}
+
+// recorder keeps the audit log.
+type recorder struct {
+	mu                     sync.Mutex
+	records                []*record.Record
+	read                   int
+	changed                chan struct{}
+	failCommit, failAppend atomic.Bool
+}
+
+var errDisk = errors.New("the disk is full")
+
+func (l *recorder) Commit(ctx context.Context, r *record.Record) error {
+	if l.failCommit.Load() {
+		return errDisk
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return l.add(r)
+}
+
+func (l *recorder) Append(r *record.Record) error {
+	if l.failAppend.Load() {
+		return errDisk
+	}
+	return l.add(r)
+}
+
+func (l *recorder) add(r *record.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := *r
+	if c.Kind == "" || c.Event.IsZero() || c.Session.IsZero() || strings.Contains(c.Path, "?") {
+		panic(fmt.Sprintf("an incomplete record: %+v", c))
+	}
+	l.records = append(l.records, &c)
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// next waits for the next record that was not read yet.
+func (l *recorder) next(t testing.TB) *record.Record {
+	t.Helper()
+	timeout := time.After(patience)
+	for {
+		l.mu.Lock()
+		if l.read < len(l.records) {
+			r := l.records[l.read]
+			l.read++
+			l.mu.Unlock()
+			return r
+		}
+		l.mu.Unlock()
+		select {
+		case <-l.changed:
+		case <-timeout:
+			t.Fatal("no record came")
+		}
+	}
+}
+
+// rest is what was not read yet.
+func (l *recorder) rest() (rs []record.Record) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for ; l.read < len(l.records); l.read++ {
+		rs = append(rs, *l.records[l.read])
+	}
+	return rs
+}
+
+// authority is a root made for one test.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pool *x509.CertPool
+}
+
+func newAuthority(t testing.TB) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test root"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	must(t, err)
+	a := &authority{key: key, pool: x509.NewCertPool()}
+	a.cert, err = x509.ParseCertificate(der)
+	must(t, err)
+	a.pool.AddCert(a.cert)
+	return a
+}
+
+func (a *authority) leaf(name string) (*tls.Certificate, error) {
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), DNSNames: []string{name}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &a.key.PublicKey, a.key)
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.key}, err
+}
+
+// minter makes leaves and counts those that deliver refusals.
+type minter struct {
+	ca     *authority
+	mu     sync.Mutex
+	leaves map[gate.Host]*tls.Certificate
+	budget int
+}
+
+func (m *minter) Leaf(h gate.Host) (*tls.Certificate, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l := m.leaves[h]; l != nil {
+		return l, nil
+	}
+	l, err := m.ca.leaf(h.String())
+	if m.leaves == nil {
+		m.leaves = map[gate.Host]*tls.Certificate{}
+	}
+	m.leaves[h] = l
+	return l, err
+}
+
+func (m *minter) RefusalLeaf(h gate.Host) (*tls.Certificate, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.budget--; m.budget < 0 {
+		return nil, errors.New("the budget is spent")
+	}
+	return m.ca.leaf(h.String())
+}
+
+// captured is one request as it arrived at the sink.
+type captured struct {
+	head string // HTTP/1.1: every byte up to the empty line; HTTP/2: nothing
+	*http.Request
+}
+
+func (c captured) String() string { return c.Method + " " + c.Host + c.RequestURI }
+
+// sink is the world outside: it answers for every name, over TLS or not, and keeps what arrives.
+type sink struct {
+	listener net.Listener
+	ca       *authority
+	config   *tls.Config
+	h2       *http.Server
+	handed   *feed
+	serving  sync.WaitGroup
+
+	mu    sync.Mutex
+	seen  []captured
+	conns map[net.Conn]struct{}
+	// What answers an HTTP/1.1 request: nil reads the body and answers 200 "ok". It may close the connection or write anything.
+	raw func(c net.Conn, br *bufio.Reader, r *http.Request)
+	// What answers an HTTP/2 request: nil is like that.
+	handler http.HandlerFunc
+}
+
+func newSink(t testing.TB) *sink {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	s := &sink{listener: l, ca: newAuthority(t), handed: newFeed(), conns: map[net.Conn]struct{}{}}
+	leaves := &minter{ca: s.ca}
+	s.config = &tls.Config{NextProtos: []string{"h2", "http/1.1"}, GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		name, err := gate.ParseHost(h.ServerName)
+		if err != nil {
+			return nil, err
+		}
+		return leaves.Leaf(name)
+	}}
+	s.h2 = &http.Server{Handler: http.HandlerFunc(s.serveH2), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 1000}}
+	s.serving.Go(func() { _ = s.h2.Serve(s.handed) })
+	s.serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s.mu.Lock()
+			s.conns[c] = struct{}{}
+			s.mu.Unlock()
+			s.serving.Go(func() { s.serve(c) })
+		}
+	})
+	return s
+}
+
+func (s *sink) close() {
+	s.listener.Close()
+	s.handed.Close()
+	s.h2.Close()
+	s.mu.Lock()
+	for c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.serving.Wait()
+}
+
+// take returns what arrived since the last call.
+func (s *sink) take() []captured {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen := s.seen
+	s.seen = nil
+	return seen
+}
+
+func (s *sink) note(c captured) {
+	s.mu.Lock()
+	s.seen = append(s.seen, c)
+	s.mu.Unlock()
+}
+
+// answers sets what answers from now on.
+func (s *sink) answers(raw func(net.Conn, *bufio.Reader, *http.Request), h http.HandlerFunc) {
+	s.mu.Lock()
+	s.raw, s.handler = raw, h
+	s.mu.Unlock()
+}
+
+// says makes HTTP/1.1 requests be answered with these bytes once their bodies are read.
+func (s *sink) says(raw string) {
+	s.answers(func(c net.Conn, _ *bufio.Reader, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		io.WriteString(c, raw)
+	}, nil)
+}
+
+func (s *sink) serve(c net.Conn) {
+	handed := false
+	defer func() {
+		if !handed {
+			c.Close()
+		}
+	}()
+	peeked := bufio.NewReader(c)
+	first, err := peeked.Peek(1)
+	if err != nil {
+		return
+	}
+	c = &peekedConn{c, peeked}
+	if first[0] == 22 {
+		t := tls.Server(c, s.config)
+		if t.Handshake() != nil {
+			return
+		}
+		if t.ConnectionState().NegotiatedProtocol == "h2" {
+			handed = s.handed.hand(t)
+			return
+		}
+		c = t
+	}
+	s.serveH1(c)
+}
+
+type peekedConn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (c *peekedConn) Read(b []byte) (int, error) { return c.r.Read(b) }
+
+func (s *sink) serveH1(c net.Conn) {
+	var all bytes.Buffer
+	br := bufio.NewReader(io.TeeReader(c, &all))
+	for {
+		from := all.Len() - br.Buffered()
+		r, err := http.ReadRequest(br)
+		if err != nil {
+			return
+		}
+		s.note(captured{string(all.Bytes()[from : all.Len()-br.Buffered()]), r})
+		if all.Len() > 1<<20 {
+			all.Reset() // bodies are not kept
+			all.Write(make([]byte, br.Buffered()))
+		}
+		s.mu.Lock()
+		raw := s.raw
+		s.mu.Unlock()
+		if raw == nil {
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				return
+			}
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+			continue
+		}
+		raw(c, br, r)
+	}
+}
+
+func (s *sink) serveH2(w http.ResponseWriter, r *http.Request) {
+	s.note(captured{"", r})
+	s.mu.Lock()
+	h := s.handler
+	s.mu.Unlock()
+	if h != nil {
+		h(w, r)
+		return
+	}
+	io.Copy(io.Discard, r.Body)
+	io.WriteString(w, "ok")
+}
+
+// upstream is the way out: it goes to the sink whatever the name, with the permit's authority, and puts credentials into their slots.
+type upstream struct {
+	sink        *sink
+	h1, h2      *http.Transport
+	useH2       atomic.Bool
+	secret      string
+	ready       func() error
+	before      func(*http.Request) // called before a request leaves
+	trips       atomic.Int64
+	tunnels     atomic.Int64
+	tunnelsFail error
+}
+
+func newUpstream(s *sink) *upstream {
+	var b [16]byte
+	rand.Read(b[:])
+	u := &upstream{sink: s, secret: fmt.Sprintf("secret-%x", b)}
+	transport := func(h2 bool) *http.Transport {
+		p := new(http.Protocols)
+		p.SetHTTP1(!h2)
+		p.SetHTTP2(h2)
+		return &http.Transport{
+			Protocols: p, DisableCompression: true, MaxIdleConnsPerHost: 64, ExpectContinueTimeout: patience,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				var d net.Dialer
+				return d.DialContext(ctx, "tcp", s.listener.Addr().String())
+			},
+			TLSClientConfig: &tls.Config{RootCAs: s.ca.pool},
+			HTTP2:           &http.HTTP2Config{MaxReceiveBufferPerStream: 1 << 20},
+		}
+	}
+	u.h1, u.h2 = transport(false), transport(true)
+	return u
+}
+
+func (u *upstream) close() {
+	u.h1.CloseIdleConnections()
+	u.h2.CloseIdleConnections()
+}
+
+func (u *upstream) Ready(_ context.Context, p policy.Permit) (record.Receipt, error) {
+	if u.ready != nil {
+		if err := u.ready(); err != nil {
+			return record.Receipt{}, err
+		}
+	}
+	return record.Receipt{Credential: p.Injection().Credential, Fingerprint: "0123abcd"}, nil
+}
+
+func (u *upstream) RoundTrip(p policy.Permit, slot policy.Slot, r *http.Request) (*http.Response, error) {
+	u.trips.Add(1)
+	if u.before != nil {
+		u.before(r)
+	}
+	r = r.Clone(r.Context())
+	r.URL.Scheme, r.URL.Host, r.Host = p.Scheme().String(), p.Host().String(), ""
+	if p.Port() != p.Scheme().DefaultPort() {
+		r.URL.Host += ":" + p.Port().String()
+	}
+	switch slot.Kind {
+	case policy.HeaderSlot:
+		r.Header.Set(slot.Name, slot.Prefix+u.secret+slot.Suffix)
+	case policy.BasicSlot:
+		r.SetBasicAuth(slot.User, u.secret)
+	case policy.QuerySlot:
+		if r.URL.RawQuery != "" {
+			r.URL.RawQuery += "&"
+		}
+		r.URL.RawQuery += slot.Name + "=" + u.secret
+	}
+	t := u.h1
+	if u.useH2.Load() && r.Header.Get("Upgrade") == "" {
+		t = u.h2
+	}
+	resp, err := t.RoundTrip(r)
+	if err != nil {
+		return nil, &gate.Failure{Reason: gate.ReasonUpstream, Err: err}
+	}
+	return resp, nil
+}
+
+func (u *upstream) Tunnel(ctx context.Context, _ policy.Permit) (*net.TCPConn, error) {
+	u.tunnels.Add(1)
+	if u.tunnelsFail != nil {
+		return nil, u.tunnelsFail
+	}
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", u.sink.listener.Addr().String())
+	if err != nil {
+		return nil, &gate.Failure{Reason: gate.ReasonDial, Err: err}
+	}
+	return c.(*net.TCPConn), nil
+}
+
+// verbose makes the proxy log to the test.
+func (w *world) verbose() {
+	w.config.Log = slog.New(slog.NewTextHandler(w.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
