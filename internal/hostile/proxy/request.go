@@ -179,8 +179,8 @@ func (x *exchange) decide() bool {
 	if d.Verdict == policy.Allow {
 		return true
 	}
-	if d.Reason == gate.ReasonUpgradeNotListed {
-		return x.denyStatus(d.Reason, "", x.p.Voice(x.action.Host).UpgradeStatus())
+	if x.action.Upgrade { // whatever the reason: a client that can do without falls back on this status alone
+		return x.denyStatus(d.Reason, x.f.detail, x.p.Voice(x.action.Host).UpgradeStatus())
 	}
 	if where := x.misplacedPlaceholder(); where != "" {
 		return x.deny(d.Reason, where)
