@@ -42,10 +42,13 @@ type RunOptions struct {
 	Stdin, Stdout, Stderr *os.File
 }
 
-// run is one `postern run` under way.
+// run is one `postern run` under way, or the sandbox that `postern doctor` looks at.
 type run struct {
 	RunOptions
 	id       gate.SessionID
+	detail   string        // what the audit log says the session is for
+	extra    []native.File // files of the sandbox besides those of the profile
+	given    native.Spec   // what the sandbox was made of
 	home     string
 	user     string
 	profile  *config.Compiled
@@ -70,7 +73,7 @@ func duplicate(f *os.File) (*os.File, error) {
 // Run runs a command in a sandbox and returns its exit code. An error means that postern failed; the command was then not
 // started, or was killed.
 func Run(ctx context.Context, o RunOptions) (code int, err error) {
-	r := &run{RunOptions: o, id: newSession()}
+	r := &run{RunOptions: o, id: newSession(), detail: "run " + filepath.Base(o.Command[0])}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer func() { err = errors.Join(err, r.close()) }()
@@ -141,16 +144,19 @@ func (r *run) readPolicy(context.Context) error {
 }
 
 func (r *run) openAudit(context.Context) error {
-	dir := r.profile.Audit.Dir
-	if dir == "" {
-		var err error
-		if dir, err = audit.DefaultDir(os.Getenv, os.Geteuid()); err != nil {
-			return err
-		}
+	dir, err := auditDir(r.profile)
+	if err != nil {
+		return err
 	}
-	var err error
-	r.audit, err = audit.Open(audit.Config{Dir: dir, Session: r.id, Rotate: r.profile.Audit.Rotate, Detail: "run " + filepath.Base(r.Command[0])})
+	r.audit, err = audit.Open(audit.Config{Dir: dir, Session: r.id, Rotate: r.profile.Audit.Rotate, Detail: r.detail})
 	return err
+}
+
+func auditDir(c *config.Compiled) (string, error) {
+	if c.Audit.Dir != "" {
+		return c.Audit.Dir, nil
+	}
+	return audit.DefaultDir(os.Getenv, os.Geteuid())
 }
 
 // start makes the session's certificates and placeholders, and the sandbox up to the point where its command would run.
@@ -167,11 +173,10 @@ func (r *run) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	spec, err := r.spec(bundle, values)
-	if err != nil {
+	if r.given, err = r.spec(bundle, values); err != nil {
 		return err
 	}
-	if r.process, err = native.Start(ctx, spec); err != nil {
+	if r.process, err = native.Start(ctx, r.given); err != nil {
 		return err
 	}
 	if err := native.Harden(); err != nil { // after the child is started: it writes the child's uid map
@@ -196,7 +201,7 @@ func (r *run) spec(bundle *trust.Bundle, placeholders map[gate.CredentialName]st
 	}
 	s := native.Spec{
 		Command: r.Command, Env: env, Workdir: r.Workdir, Home: r.home, User: r.user,
-		Mounts: mount, Tools: tools(r.home, r.profile), Files: files(r.home, r.Workdir, r.profile, bundle, rendered),
+		Mounts: mount, Tools: tools(r.home, r.profile), Files: append(files(r.home, r.Workdir, r.profile, bundle, rendered), r.extra...),
 		Protect: r.sources, Dangerous: ownDirectories(r.profile), AllowDangerousMount: r.AllowDangerousMount,
 		Limits: native.Limits{Memory: r.profile.Sandbox.Memory, Processes: int64(r.profile.Sandbox.Processes),
 			OpenFiles: int64(r.profile.Sandbox.Files), FileSize: r.profile.Sandbox.FileSize},
@@ -223,9 +228,7 @@ func ownDirectories(c *config.Compiled) (dirs []string) {
 	if d, err := config.StateDir(); err == nil {
 		dirs = append(dirs, d)
 	}
-	if c.Audit.Dir != "" {
-		dirs = append(dirs, c.Audit.Dir)
-	} else if d, err := audit.DefaultDir(os.Getenv, os.Geteuid()); err == nil {
+	if d, err := auditDir(c); err == nil {
 		dirs = append(dirs, d)
 	}
 	for _, cr := range c.Credentials {
@@ -278,6 +281,14 @@ func (r *run) announce(context.Context) error {
 
 // wait runs the command to its end, and ends it when the session may not go on.
 func (r *run) wait(ctx context.Context, cancel context.CancelCauseFunc) (int, error) {
+	go func() {
+		if err := r.set.Links.Wait(ctx); err != nil && ctx.Err() == nil {
+			cancel(err)
+		}
+	}()
+	signals, stop := context.WithCancel(ctx)
+	defer stop()
+	r.process.ForwardSignals(signals)
 	if err := r.process.Exec(); err != nil {
 		var exec *native.ExecError
 		if errors.As(err, &exec) {
@@ -286,20 +297,12 @@ func (r *run) wait(ctx context.Context, cancel context.CancelCauseFunc) (int, er
 		}
 		return 0, err
 	}
-	go func() {
-		if err := r.set.Links.Wait(ctx); err != nil && ctx.Err() == nil {
-			cancel(err)
-		}
-	}()
 	limit := time.AfterFunc(r.profile.Limits.Complete().Duration, func() { cancel(errors.New("the session has reached its limit: limits.duration")) })
 	defer limit.Stop()
 	if len(r.sources) > 0 {
 		go r.gateway.watchPolicy(ctx, r.reload, r.stamp)
 	}
 	defer context.AfterFunc(ctx, func() { _ = r.process.Kill() })()
-	signals, stop := context.WithCancel(ctx)
-	defer stop()
-	r.process.ForwardSignals(signals)
 	status, err := r.process.Wait()
 	if cause := context.Cause(ctx); cause != nil {
 		return 0, fmt.Errorf("the sandbox was stopped: %w", cause)
@@ -342,7 +345,9 @@ func (r *run) close() error {
 	}
 	if r.gateway != nil {
 		r.gateway.Close()
-		_ = r.evidence.Close()
+		if r.evidence != nil {
+			_ = r.evidence.Close()
+		}
 		if n := r.gateway.Denials(); n > 0 && !r.Quiet {
 			fmt.Fprintf(r.Stderr, "postern: %d refused; postern log --denied --session %s\n", n, r.id)
 		}

@@ -3,9 +3,11 @@ package daemon
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 
 	"postern/internal/core/gate"
 	"postern/internal/hostile/capture"
+	"postern/internal/sandbox/inspect"
 	"postern/internal/sandbox/native"
 )
 
@@ -19,9 +21,16 @@ func setupRequest(ports []gate.Port) []byte {
 	return b
 }
 
-// Init is the first thing that main does. In a process that was started to become a sandbox it never returns.
+// Init is the first thing that main does. In a process that was started to become a sandbox, or to look at one from inside, it never
+// returns.
 func Init(args []string) {
-	if len(args) == 0 || args[0] != native.InitName {
+	if len(args) == 0 {
+		return
+	}
+	if filepath.Base(args[0]) == inspect.Name {
+		os.Exit(inspect.Main(args, os.Stdin, os.Stdout))
+	}
+	if args[0] != native.InitName {
 		return
 	}
 	native.Init(func(request []byte) ([]*os.File, error) {

@@ -43,7 +43,7 @@ func answeredByGateway(ctx context.Context, p *Plan, address string) Result {
 
 // refusal makes one HTTPS request with p.Host as its server's name. Nil roots are the system's.
 func refusal(ctx context.Context, p *Plan, address string, roots *x509.CertPool) (status int, reason string, err error) {
-	c, err := dial(ctx, "tcp", net.JoinHostPort(address, "443"))
+	c, err := dial(ctx, "tcp", address)
 	if err != nil {
 		return 0, "", err
 	}
@@ -98,14 +98,14 @@ func metadataRefused(ctx context.Context, p *Plan) Result {
 	return held("%s", evidence)
 }
 
-// ask sends one DNS query (RFC 1035) for the host's A or AAAA record and returns the first address.
-func ask(ctx context.Context, network, server, host string, v6 bool) (netip.Addr, error) {
+// ask sends one DNS query (RFC 1035) and returns the first address of the answer.
+func ask(ctx context.Context, q question, host string) (netip.Addr, error) {
 	name, err := dnsmessage.NewName(host + ".")
 	if err != nil {
 		return netip.Addr{}, err
 	}
 	kind := dnsmessage.TypeA
-	if v6 {
+	if q.v6 {
 		kind = dnsmessage.TypeAAAA
 	}
 	query := dnsmessage.Message{
@@ -116,7 +116,7 @@ func ask(ctx context.Context, network, server, host string, v6 bool) (netip.Addr
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	answer, err := exchange(ctx, network, server, packed)
+	answer, err := exchange(ctx, q.network, q.server, packed)
 	if err != nil {
 		return netip.Addr{}, err
 	}

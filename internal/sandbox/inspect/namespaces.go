@@ -30,18 +30,18 @@ func namespaceChecks() []Check {
 	for _, k := range namespaceKinds() {
 		kind := k[0]
 		list = append(list, Check{
-			ID: "namespace." + kind, Title: kind + " namespace is the sandbox's own", Essential: true, Means: k[1], Remedy: mendStart,
+			ID: "namespaces." + kind, Title: kind + " namespace is the sandbox's own", Essential: true, Means: k[1], Remedy: mendStart,
 			run: func(_ context.Context, p *Plan) Result { return ownNamespace(kind, p.Namespaces[kind]) },
 		})
 	}
 	return append(list,
 		Check{
-			ID: "namespace.nested", Title: "no further namespace can be made", Essential: true,
+			ID: "namespaces.nested", Title: "no further namespace can be made", Essential: true,
 			Means: "a nested user namespace hands back capabilities, and with them kernel code that only root could reach", Remedy: mendStart,
 			run: func(context.Context, *Plan) Result { return noMoreNamespaces("/proc/sys/user") },
 		},
 		Check{
-			ID: "namespace.processes", Title: "no process of the host is visible", Essential: true,
+			ID: "namespaces.processes", Title: "no process of the host is visible", Essential: true,
 			Means: "command lines and environments of the host's processes can be read", Remedy: mendStart,
 			run: func(_ context.Context, p *Plan) Result { return noWitness("/proc", p.Witness) },
 		})

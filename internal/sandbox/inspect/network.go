@@ -23,23 +23,27 @@ func networkChecks() []Check {
 				return noRouteOut("/proc/self/net/route", "/proc/self/net/ipv6_route")
 			}},
 		{ID: "network.tcp4", Title: "TCP to a public IPv4 address is answered by the gateway", Essential: true, Means: around, Remedy: mendStart,
-			run: func(ctx context.Context, p *Plan) Result { return answeredByGateway(ctx, p, p.Public4) }},
+			run: func(ctx context.Context, p *Plan) Result {
+				return answeredByGateway(ctx, p, net.JoinHostPort(p.Public4, "443"))
+			}},
 		{ID: "network.tcp6", Title: "TCP to a public IPv6 address is answered by the gateway", Essential: true, Means: around, Remedy: mendStart,
 			run: func(ctx context.Context, p *Plan) Result {
 				if p.Public6 == "" {
 					return unavailable("the kernel has no IPv6")
 				}
-				return answeredByGateway(ctx, p, p.Public6)
+				return answeredByGateway(ctx, p, net.JoinHostPort(p.Public6, "443"))
 			}},
 		{ID: "network.ports", Title: "every TCP port is captured", Means: "connections to ports that the policy does not name are refused by the kernel, without a record",
 			Remedy: "load the kernel modules nf_tables and nft_tproxy (CONFIG_NFT_TPROXY): sudo modprobe nft_tproxy",
-			run:    everyPort},
+			run: func(ctx context.Context, p *Plan) Result {
+				return everyPort(ctx, net.JoinHostPort(p.Public4, unusualPort))
+			}},
 		{ID: "network.udp", Title: "UDP is refused at once", Essential: true, Means: "QUIC and other protocols leave, or clients wait for answers that never come", Remedy: mendStart,
-			run: func(ctx context.Context, p *Plan) Result { return udpRefused(ctx, p.Public4) }},
+			run: func(ctx context.Context, p *Plan) Result { return udpRefused(ctx, net.JoinHostPort(p.Public4, "443")) }},
 		{ID: "network.icmp", Title: "ping is silent", Essential: true, Means: "data can leave in echo requests", Remedy: mendStart,
-			run: func(_ context.Context, p *Plan) Result { return pingSilent(p.Public4) }},
+			run: func(_ context.Context, p *Plan) Result { return pingSilent(p.Public4, pingSocket) }},
 		{ID: "network.dns", Title: "every name server is the gateway", Essential: true, Means: "names can carry data out, and addresses do not name their host", Remedy: mendStart,
-			run: everyNameServer},
+			run: func(ctx context.Context, p *Plan) Result { return everyNameServer(ctx, p, questions(p.Public4)) }},
 		{ID: "network.metadata", Title: "cloud metadata services are refused", Essential: true, Means: "the machine's own cloud credentials can be fetched",
 			Remedy: "remove rules with `address: 169.254.…` from the policy", run: metadataRefused},
 	}
@@ -98,24 +102,25 @@ func noRouteOut(file4, file6 string) Result {
 	return held("all routes stay on lo")
 }
 
-// everyPort connects to a port that no policy names.
-func everyPort(ctx context.Context, p *Plan) Result {
-	const unusual = "61613"
-	c, err := dial(ctx, "tcp", net.JoinHostPort(p.Public4, unusual))
+// unusualPort is one that no policy names.
+const unusualPort = "61613"
+
+func everyPort(ctx context.Context, address string) Result {
+	c, err := dial(ctx, "tcp", address)
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
-		return unavailable("port %s is refused by the kernel: the gateway has only the ports that the policy names", unusual)
+		return unavailable("%s is refused by the kernel: the gateway has only the ports that the policy names", address)
 	case err != nil:
-		return notHeld("port %s: %s", unusual, plain(err))
+		return notHeld("%s: %s", address, plain(err))
 	}
 	c.Close()
-	return held("port %s arrives at the gateway", unusual)
+	return held("%s arrives at the gateway", address)
 }
 
 // udpRefused sends what could be QUIC.
 func udpRefused(ctx context.Context, address string) Result {
 	start := time.Now()
-	c, err := dial(ctx, "udp", net.JoinHostPort(address, "443"))
+	c, err := dial(ctx, "udp", address)
 	if err != nil {
 		return notHeld("%s", plain(err))
 	}
@@ -133,15 +138,20 @@ func udpRefused(ctx context.Context, address string) Result {
 	return notHeld("not refused: %s", plain(err))
 }
 
+// pingSocket makes a socket for pings: of kind SOCK_DGRAM, which some systems let everybody have, or SOCK_RAW.
+func pingSocket(kind int) (int, error) {
+	return unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+}
+
 // pingSilent asks for an echo with whatever socket can be had. None is as good as silence.
-func pingSilent(address string) Result {
+func pingSilent(address string, open func(kind int) (int, error)) Result {
 	addr, err := netip.ParseAddr(address)
 	if err != nil || !addr.Is4() {
 		return notHeld("%q is no IPv4 address to ping", address)
 	}
 	why := ""
 	for _, kind := range []int{unix.SOCK_DGRAM, unix.SOCK_RAW} {
-		fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+		fd, err := open(kind)
 		if err != nil {
 			why = unix.ErrnoName(errnoOf(err))
 			continue
@@ -150,7 +160,7 @@ func pingSilent(address string) Result {
 		answered, err := echo(fd, addr)
 		switch {
 		case err != nil:
-			return notHeld("a ping could be sent, or failed for a reason of the network: %v", err)
+			return notHeld("a socket for pings could be had; sending failed: %v", err)
 		case answered:
 			return notHeld("%s answers pings", address)
 		}
@@ -189,14 +199,22 @@ func echo(fd int, to netip.Addr) (bool, error) {
 	return false, nil
 }
 
-// everyNameServer asks three servers, two of them made up, in the three ways that resolvers do.
-func everyNameServer(ctx context.Context, p *Plan) Result {
+// question is one way in which a resolver asks for a name.
+type question struct {
+	network, server string // the server with its port
+	v6              bool
+}
+
+// questions go to servers that do not exist, and to where systemd-resolved would be.
+func questions(server string) []question {
+	at := net.JoinHostPort(server, "53")
+	return []question{{"udp", at, false}, {"tcp", at, true}, {"udp", "127.0.0.53:53", true}}
+}
+
+func everyNameServer(ctx context.Context, p *Plan, list []question) Result {
 	var answers []string
-	for _, q := range []struct {
-		network, server string
-		v6              bool
-	}{{"udp", p.Public4, false}, {"tcp", p.Public4, true}, {"udp", "127.0.0.53", true}} {
-		addr, err := ask(ctx, q.network, net.JoinHostPort(q.server, "53"), p.Host, q.v6)
+	for _, q := range list {
+		addr, err := ask(ctx, q, p.Host)
 		if err != nil {
 			return notHeld("%s over %s: %s", q.server, q.network, plain(err))
 		}

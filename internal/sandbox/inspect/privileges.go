@@ -35,7 +35,9 @@ func privilegeChecks() []Check {
 			run: func(context.Context, *Plan) Result { return landlockWrites("/tmp", landlockABI()) }},
 		{ID: "privileges.landlock_scope", Title: "Landlock confines signals", Means: "the command can signal the gateway's process group (it could end its own session)",
 			Remedy: "Linux 6.12 or newer has Landlock ABI 6, which confines signals",
-			run:    func(context.Context, *Plan) Result { return landlockScope(landlockABI()) }},
+			run: func(context.Context, *Plan) Result {
+				return landlockScope(landlockABI(), landlockWrites("/tmp", landlockABI()))
+			}},
 	}
 }
 
@@ -209,10 +211,15 @@ func landlockWrites(dir string, abi int) Result {
 	}
 }
 
-func landlockScope(abi int) Result {
-	const scope = 6 // ABI that brought scopes
-	if abi < scope {
+// landlockScope goes by the version: a rule about signals shows only against a process of the host. The rules about files stand or fall
+// with it, since all are put in force at once.
+func landlockScope(abi int, writes Result) Result {
+	const scope = 6 // the version that brought scopes
+	switch {
+	case abi < scope:
 		return unavailable("ABI %d", abi)
+	case writes.Status != Held:
+		return notHeld("no rules are in force")
 	}
 	return held("ABI %d", abi)
 }

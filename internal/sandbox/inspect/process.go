@@ -22,9 +22,9 @@ func processChecks() []Check {
 			Remedy: "take the variable out of `env:` and name the credential under `credentials:`: the sandbox is given a placeholder then",
 			run:    func(_ context.Context, p *Plan) Result { return noCredential(os.Environ(), p.Placeholders) }},
 		{ID: "process.core", Title: "core dumps are off", Essential: true, Means: "memory is written to files, or handed to a program of the host", Remedy: mendStart,
-			run: func(context.Context, *Plan) Result { return noCore(unix.RLIMIT_CORE) }},
+			run: func(context.Context, *Plan) Result { return noCore(limitOf(unix.RLIMIT_CORE)) }},
 		{ID: "process.rlimits", Title: "processes are limited", Means: "a fork bomb reaches the host", Remedy: "set `sandbox: {processes: N}` in the profile",
-			run: func(context.Context, *Plan) Result { return finite(unix.RLIMIT_NPROC) }},
+			run: func(context.Context, *Plan) Result { return finite(limitOf(unix.RLIMIT_NPROC)) }},
 	}
 }
 
@@ -118,22 +118,23 @@ func secretShape(value string) bool {
 	return false
 }
 
-func noCore(resource int) Result {
+// limitOf is no limit where the kernel does not say.
+func limitOf(resource int) unix.Rlimit {
 	var l unix.Rlimit
-	if err := unix.Getrlimit(resource, &l); err != nil {
-		return notHeld("%v", err)
+	if unix.Getrlimit(resource, &l) != nil {
+		return unix.Rlimit{Cur: math.MaxUint64, Max: math.MaxUint64}
 	}
+	return l
+}
+
+func noCore(l unix.Rlimit) Result {
 	if l.Cur != 0 || l.Max != 0 {
 		return notHeld("RLIMIT_CORE is %s, at most %s", limitText(l.Cur), limitText(l.Max))
 	}
 	return held("RLIMIT_CORE 0")
 }
 
-func finite(resource int) Result {
-	var l unix.Rlimit
-	if err := unix.Getrlimit(resource, &l); err != nil {
-		return notHeld("%v", err)
-	}
+func finite(l unix.Rlimit) Result {
 	if l.Max == math.MaxUint64 {
 		return notHeld("RLIMIT_NPROC is unlimited")
 	}

@@ -3,6 +3,7 @@ package inspect
 import (
 	"context"
 	"crypto/x509"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -13,7 +14,8 @@ func trustChecks() []Check {
 	return []Check{
 		{ID: "trust.store", Title: "the system's trust store has the session's certificate", Means: distrust, Remedy: mendStart,
 			run: func(_ context.Context, p *Plan) Result { return bundlesHold(p, systemBundles()) }},
-		{ID: "trust.verify", Title: "a TLS client with the system's roots trusts the gateway", Means: distrust, Remedy: mendStart, run: verifies},
+		{ID: "trust.verify", Title: "a TLS client with the system's roots trusts the gateway", Means: distrust, Remedy: mendStart,
+			run: func(ctx context.Context, p *Plan) Result { return verifies(ctx, p, net.JoinHostPort(p.Public4, "443")) }},
 		{ID: "trust.variables", Title: "clients with trust stores of their own are pointed to it", Means: distrust, Remedy: "let `env:` of the profile not set variables that name a trust store",
 			run: func(_ context.Context, p *Plan) Result { return variablesHold(p, os.Getenv, installed) }},
 	}
@@ -70,9 +72,9 @@ func readBundle(path string) ([]byte, error) {
 	return b, nil
 }
 
-func verifies(ctx context.Context, p *Plan) Result {
+func verifies(ctx context.Context, p *Plan, address string) Result {
 	var roots *x509.CertPool // the system's
-	status, reason, err := refusal(ctx, p, p.Public4, roots)
+	status, reason, err := refusal(ctx, p, address, roots)
 	if err != nil {
 		return notHeld("%s", plain(err))
 	}
