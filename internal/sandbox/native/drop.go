@@ -108,7 +108,7 @@ func drop(p *plan, notes *[]string) error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return &Error{Op: "ambient set", Err: err}
 	}
-	note, err := restrictSelf(p)
+	note, err := restrictSelf(p.writable())
 	if err != nil {
 		return &Error{Op: "landlock", Err: err}
 	}

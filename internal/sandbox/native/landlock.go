@@ -28,8 +28,23 @@ type ruleset struct {
 	handled uint64
 }
 
+// writable lists where a sandbox's command may write. The standard descriptors can be opened again by name (/dev/stderr), wherever on
+// the host they are.
+func (p *plan) writable() []string {
+	list := []string{p.Home, "/dev", "/proc", "/proc/self/fd/0", "/proc/self/fd/1", "/proc/self/fd/2"}
+	for _, e := range scratchEntries() {
+		list = append(list, e.Path)
+	}
+	for _, m := range p.Mounts {
+		if m.Write {
+			list = append(list, m.Target)
+		}
+	}
+	return list
+}
+
 // restrictSelf applies Landlock to the calling thread, as much of it as the kernel has. It returns what is missing.
-func restrictSelf(p *plan) (note string, err error) {
+func restrictSelf(writable []string) (note string, err error) {
 	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, landlockVersion)
 	if errno == unix.ENOSYS || errno == unix.EOPNOTSUPP {
 		return "this kernel has no Landlock: writes are confined by mounts alone, and the command can signal the gateway's process group", nil
@@ -56,21 +71,10 @@ func restrictSelf(p *plan) (note string, err error) {
 	}
 	defer unix.Close(int(fd))
 	r := &ruleset{int(fd), attr.Handled_access_fs}
-	for _, e := range scratchEntries() {
-		err = errors.Join(err, r.allow(e.Path))
-	}
-	err = errors.Join(err, r.allow(p.Home), r.allow("/dev"), r.allow("/proc"))
-	for _, m := range p.Mounts {
-		if m.Write {
-			err = errors.Join(err, r.allow(m.Target))
+	for _, p := range writable {
+		if err := r.allow(p); err != nil {
+			return "", err
 		}
-	}
-	// The standard descriptors can be opened again by name (/dev/stderr), wherever on the host they are.
-	for _, name := range []string{"/proc/self/fd/0", "/proc/self/fd/1", "/proc/self/fd/2"} {
-		err = errors.Join(err, r.allow(name))
-	}
-	if err != nil {
-		return "", err
 	}
 	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {
 		return "", fmt.Errorf("restrict: %w", errno)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -22,7 +23,7 @@ func probe(args []string) int {
 	tries := map[string]func([]string) error{
 		"call": tryCall, "socket": trySocket, "socketpair": trySocketpair, "fds": tryDescriptors, "tiocsti": tryInjection, "connect": tryConnect,
 		"dial": tryDial, "ptrace": tryPtrace, "traceme": tryTraceme, "namespace": tryNamespace, "personality": tryPersonality, "pid1": tryFirst,
-		"group": tryGroup, "abstract": tryAbstract, "eat": tryMemory, "mode": tryMode, "fchdir": tryChdir, "allowed": tryAllowed, "foreign": tryForeign, "x32": tryX32,
+		"group": tryGroup, "abstract": tryAbstract, "eat": tryMemory, "mode": tryMode, "fchdir": tryChdir, "allowed": tryAllowed, "foreign": tryForeign, "x32": tryX32, "walled": tryWalled,
 	}
 	err := tries[args[0]](args[1:])
 	if e, ok := err.(syscall.Errno); ok {
@@ -58,6 +59,34 @@ func tryForeign([]string) error {
 func tryX32([]string) error {
 	_, _, e := syscall.RawSyscall(x32Bit|syscall.SYS_GETPID, 0, 0, 0)
 	return errnoOf(e)
+}
+
+// tryWalled stands behind Landlock alone, without any namespace, and tries to write and to signal. The first argument is where it may
+// write, the second where it may not.
+func tryWalled(args []string) error {
+	runtime.LockOSThread()
+	if len(args) > 2 {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return err
+		}
+		if note, err := restrictSelf([]string{args[0], "/dev"}); err != nil || note != "" {
+			return fmt.Errorf("%s %w", note, err)
+		}
+	}
+	for _, dir := range args[:2] {
+		for what, do := range map[string]func(string) error{
+			"create": func(d string) error { return os.WriteFile(d+"/new", nil, 0o644) },
+			"write":  func(d string) error { return os.WriteFile(d+"/old", []byte("x"), 0o644) },
+			"remove": func(d string) error { return os.Remove(d + "/gone") },
+			"mkdir":  func(d string) error { return os.Mkdir(d+"/dir", 0o755) },
+			"rename": func(d string) error { return os.Rename(d+"/here", d+"/there") },
+		} {
+			if err := do(dir); err != nil {
+				fmt.Printf("%s %s: %v\n", what, filepath.Base(dir), bare(err))
+			}
+		}
+	}
+	return unix.Kill(os.Getppid(), unix.SIGURG) // which Go programs use themselves
 }
 
 func errnoOf(e syscall.Errno) error {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -194,8 +195,75 @@ func TestNewFilesAreNotWorldWritable(t *testing.T) {
 	}
 }
 
+func TestLandlockIsAWallOfItsOwn(t *testing.T) {
+	dirs := func() []string {
+		var list []string
+		for _, name := range []string{"mine", "theirs"} {
+			d := filepath.Join(t.TempDir(), name)
+			for _, f := range []string{"old", "gone", "here"} {
+				write(t, filepath.Join(d, f), "")
+			}
+			list = append(list, d)
+		}
+		return list
+	}
+	if got := outside(t, append([]string{"walled"}, dirs()...)...); got != "ok" {
+		t.Errorf("without the wall: %s", got)
+	}
+	got := outside(t, append([]string{"walled"}, append(dirs(), "restrict")...)...)
+	for _, what := range []string{"create", "write", "remove", "mkdir", "rename"} {
+		if !strings.Contains(got, what+" theirs: permission denied") {
+			t.Errorf("%s is not refused: %s", what, got)
+		}
+	}
+	if strings.Contains(got, "mine") || !strings.HasSuffix(got, "EPERM") {
+		t.Errorf("behind the wall: %s", got)
+	}
+}
+
+func TestOutputFilesCanBeOpenedAgainByName(t *testing.T) {
+	spec := newSpec(t)
+	out, err := os.OpenFile(filepath.Join(t.TempDir(), "out"), os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	if err := out.Chmod(0o666); err != nil {
+		t.Fatal(err)
+	}
+	spec.Command = []string{"sh", "-c", "echo again >>/dev/stdout; echo other >>/dev/stderr"}
+	spec.Stdout, spec.Stderr = out, out
+	p, err := Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Exec(); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := p.Wait(); err != nil || st.Code != 0 {
+		t.Errorf("%+v %v", st, err)
+	}
+	if got := read(t, out.Name()); got != "again\nother\n" {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestSignalsToTheGroupDoNotReachTheGateway(t *testing.T) {
-	// The tests and the command share a process group. Without the scope, SIGUSR1 would end this process.
+	// In a group of their own, a probe on the host ends its neighbour.
+	neighbour := exec.Command("sleep", "1000")
+	neighbour.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := neighbour.Start(); err != nil {
+		t.Fatal(err)
+	}
+	attack := exec.Command("/proc/self/exe", "probe", "group", fmt.Sprint(int(syscall.SIGUSR1)))
+	attack.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: neighbour.Process.Pid}
+	if out, err := attack.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "ok" {
+		t.Fatalf("%s %v", out, err)
+	}
+	if neighbour.Wait(); neighbour.ProcessState.Success() {
+		t.Fatal("the neighbour lives: the test shows nothing")
+	}
+	// The tests and the command share a process group too. Without the scope, SIGUSR1 would end this process.
 	if got := inside(t, newSpec(t), "group", fmt.Sprint(int(syscall.SIGUSR1))); got != "ok" {
 		t.Errorf("inside: %s", got)
 	}
