@@ -99,7 +99,7 @@ func (x *exchange) outbound(ctx context.Context, w *watchdog) *http.Request {
 		// Opaque is written to the wire byte for byte, so that what was judged is what is sent.
 		URL:    &url.URL{Scheme: a.Scheme.String(), Host: a.Host.String(), Opaque: a.Path.Raw(), RawQuery: query, ForceQuery: hasQuery},
 		Header: h, ContentLength: in.ContentLength, Body: http.NoBody,
-		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Proto: in.Proto, ProtoMajor: in.ProtoMajor, ProtoMinor: in.ProtoMinor, // the upstream is spoken to as the client speaks
 	}
 	if in.ContentLength != 0 {
 		m := &meter{body: in.Body, x: x, w: w, left: x.maxBody()}

@@ -87,7 +87,11 @@ func (x *exchange) authority() (a gate.Authority, absolute, ok bool) {
 	default:
 		return a, absolute, true
 	}
-	return a, absolute, x.deny(gate.ReasonAuthorityMismatch, "")
+	detail := f.detail
+	if detail == "" {
+		detail = "the connection was made for " + f.target() + ":" + f.targetPort().String()
+	}
+	return a, absolute, x.deny(gate.ReasonAuthorityMismatch, detail)
 }
 
 func (x *exchange) malformed(err error) bool {

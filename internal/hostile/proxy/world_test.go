@@ -752,30 +752,32 @@ func (u *upstream) Ready(_ context.Context, p policy.Permit) (record.Receipt, er
 	return record.Receipt{Credential: p.Injection().Credential, Fingerprint: "0123abcd"}, nil
 }
 
-func (u *upstream) RoundTrip(p policy.Permit, slot policy.Slot, r *http.Request) (*http.Response, error) {
-	u.trips.Add(1)
-	if u.before != nil {
-		u.before(r)
+func (o *upstream) RoundTrip(p policy.Permit, slot policy.Slot, r *http.Request) (*http.Response, error) {
+	o.trips.Add(1)
+	if o.before != nil {
+		o.before(r)
 	}
-	r = r.Clone(r.Context())
+	r = r.WithContext(r.Context()) // not a clone: trailers come later
+	u := *r.URL
+	r.Header, r.URL = r.Header.Clone(), &u
 	r.URL.Scheme, r.URL.Host, r.Host = p.Scheme().String(), p.Host().String(), ""
 	if p.Port() != p.Scheme().DefaultPort() {
 		r.URL.Host += ":" + p.Port().String()
 	}
 	switch slot.Kind {
 	case policy.HeaderSlot:
-		r.Header.Set(slot.Name, slot.Prefix+u.secret+slot.Suffix)
+		r.Header.Set(slot.Name, slot.Prefix+o.secret+slot.Suffix)
 	case policy.BasicSlot:
-		r.SetBasicAuth(slot.User, u.secret)
+		r.SetBasicAuth(slot.User, o.secret)
 	case policy.QuerySlot:
 		if r.URL.RawQuery != "" {
 			r.URL.RawQuery += "&"
 		}
-		r.URL.RawQuery += slot.Name + "=" + u.secret
+		r.URL.RawQuery += slot.Name + "=" + o.secret
 	}
-	t := u.h1
-	if u.useH2.Load() && r.Header.Get("Upgrade") == "" {
-		t = u.h2
+	t := o.h1
+	if o.useH2.Load() && r.Header.Get("Upgrade") == "" {
+		t = o.h2
 	}
 	resp, err := t.RoundTrip(r)
 	if err != nil {
@@ -799,4 +801,13 @@ func (u *upstream) Tunnel(ctx context.Context, _ policy.Permit) (*net.TCPConn, e
 // verbose makes the proxy log to the test.
 func (w *world) verbose() {
 	w.config.Log = slog.New(slog.NewTextHandler(w.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+func itoa(n int) string { return fmt.Sprintf("%d", n) }
+func hex(n int) string  { return fmt.Sprintf("%x", n) }
+
+// connectTo is a connection to the address that DNS gave for a name.
+func (w *world) connectTo(name string, port uint16) *net.TCPConn {
+	w.Helper()
+	return w.connect(netip.AddrPortFrom(w.addressOf(name), port))
 }
