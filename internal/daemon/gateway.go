@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,8 +69,7 @@ func NewGateway(c GatewayConfig) (*Gateway, error) {
 	g.proxy, err = proxy.New(proxy.Config{
 		Session: c.Session, Policy: g.policy.Load, Minter: c.Authority, Upstream: g.upstream,
 		Recorder: &counting{c.Recorder, &g.denials}, Resolver: g.dns.Names(), Limits: g.limits, Alive: g.alive,
-		Placeholders: c.Placeholders, Voice: c.Profile.Voice,
-		HTTP1Only: func(h gate.Host) bool { return !c.Profile.OffersH2(h) }, Log: c.Log,
+		Placeholders: c.Placeholders, Voice: voiceOf(c.Profile), HTTP1Only: http1Only(c.Profile), Log: c.Log,
 	})
 	if err != nil {
 		g.upstream.Close()
@@ -118,7 +118,7 @@ func (g *Gateway) Serve(ctx context.Context, set *capture.Set) {
 		})
 	}
 	g.serving.Go(func() {
-		if err := g.dns.Serve(ctx, set.DNSPacket, set.DNSStream); err != nil && ctx.Err() == nil {
+		if err := g.dns.Serve(ctx, set.DNSPacket, set.DNSStream); err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
 			g.Log.Error("name server failed", "error", err)
 		}
 	})
@@ -154,6 +154,24 @@ func (g *Gateway) Close() {
 	g.proxy.Close()
 	g.upstream.Close()
 	g.serving.Wait()
+}
+
+// voiceOf and http1Only cover the presets that are not used too, so that a refused model host still answers in its provider's words.
+func voiceOf(c *config.Compiled) func(gate.Host) policy.Voice {
+	return func(h gate.Host) policy.Voice {
+		for _, v := range c.Voices {
+			if v.Host.Match(h) {
+				return v.Voice
+			}
+		}
+		return policy.VoicePlain
+	}
+}
+
+func http1Only(c *config.Compiled) func(gate.Host) bool {
+	return func(h gate.Host) bool {
+		return slices.ContainsFunc(c.H1Only, func(p policy.HostPattern) bool { return p.Match(h) })
+	}
 }
 
 // counting counts refusals on their way to the log.

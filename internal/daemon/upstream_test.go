@@ -139,6 +139,7 @@ func (w *world) request(method, target string, body io.Reader) *http.Request {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0 // the client speaks HTTP/2; the upstream as it can
 	r.Header.Set("Authorization", "Bearer of the client")
 	return r
 }

@@ -125,6 +125,7 @@ func (x *exchange) answer(resp *http.Response, w *watchdog) {
 	x.w.WriteHeader(resp.StatusCode)
 	if err := x.stream(resp, w); err != nil {
 		x.brokeOff(err, w)
+		_ = http.NewResponseController(x.w).Flush() // what came is the client's
 		panic(http.ErrAbortHandler) // a broken answer must not look whole
 	}
 	for name, values := range resp.Trailer {

@@ -162,6 +162,14 @@ func TestHTTP2WhereOfferedAndHTTP1ForUpgrades(t *testing.T) {
 	if got := read(t, resp); got != "HTTP/2.0" || resp.Trailer.Get("X-End") != "done" {
 		t.Errorf("%s, trailer %v", got, resp.Trailer)
 	}
+	old := get(t)
+	old.Proto, old.ProtoMajor, old.ProtoMinor = "HTTP/1.1", 1, 1
+	if resp, err = s.RoundTrip(asRequest(t, "api.example.com"), gate.CredentialName{}, old); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, resp); got != "HTTP/1.1" {
+		t.Errorf("a request of HTTP/1.1 left as %s", got)
+	}
 	up := get(t)
 	up.Header.Set("Connection", "keep-alive, Upgrade")
 	up.Header.Set("Upgrade", "echo")

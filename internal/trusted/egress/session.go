@@ -38,7 +38,7 @@ type Session struct {
 type poolKey struct {
 	credential gate.CredentialName
 	inside     netip.Prefix
-	http1      bool // for upgrades, which HTTP/2 does not have
+	http1      bool // the client spoke HTTP/1, or asks for an upgrade, which HTTP/2 does not have
 }
 
 // Session begins a session's pools. Close ends them.

@@ -254,6 +254,7 @@ func request(t testing.TB, method, target string, b io.Reader) *http.Request {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0 // the client speaks HTTP/2; the upstream as it can
 	return r
 }
 
