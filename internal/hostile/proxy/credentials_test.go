@@ -312,7 +312,7 @@ func TestACredentialThatCannotBeHadIsRefusedBeforeAnythingHappens(t *testing.T) 
 }
 
 func TestNothingIsInjectedInCleartext(t *testing.T) { // E17, E18
-	w := begin(t, allow("a.test", inject(policy.InjectSet, "main", header("X-Api-Key", ""))), allow("plain.test", clear))
+	w := begin(t, allow("a.test", inject(policy.InjectSet, "main", header("X-Api-Key", ""))), allow("plain.test", cleartext))
 	w.refused(w.ask(w.connectTo("a.test", 80), get("/", "a.test")), gate.ReasonSchemeNotListed)
 	seen, o := w.passed(w.ask(w.connectTo("plain.test", 80), get("/x", "plain.test", "X-Api-Key: own")))
 	if want := get("/x", "plain.test"); seen.head != want || o.Scheme != "http" || o.Port != 80 {

@@ -126,7 +126,7 @@ func (x *exchange) answer(resp *http.Response, w *watchdog) {
 	if err := x.stream(resp, w); err != nil {
 		x.brokeOff(err, w)
 		_ = http.NewResponseController(x.w).Flush() // what came is the client's
-		panic(http.ErrAbortHandler) // a broken answer must not look whole
+		panic(http.ErrAbortHandler)                 // a broken answer must not look whole
 	}
 	for name, values := range resp.Trailer {
 		if !x.mayTrail(name) {

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -18,6 +17,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,7 +35,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A world is a proxy between a sandbox and a sink that stands for everything outside. Its parts may be changed before start.
 type world struct {
@@ -49,7 +49,7 @@ type world struct {
 	sink     *sink
 	upstream *upstream
 	log      *recorder
-	names    names
+	names    *names
 	tokens   map[string]string // placeholders by credential
 	proxy    *Proxy
 	serving  sync.WaitGroup
@@ -57,7 +57,7 @@ type world struct {
 
 func newWorld(t testing.TB, rules ...policy.Rule) *world {
 	t.Helper()
-	w := &world{TB: t, sessions: newAuthority(t), log: &recorder{changed: make(chan struct{}, 1)}, names: names{}, tokens: map[string]string{}}
+	w := &world{TB: t, sessions: newAuthority(t), log: &recorder{changed: make(chan struct{}, 1)}, names: &names{}, tokens: map[string]string{}}
 	w.minter = &minter{ca: w.sessions, budget: 1000}
 	w.sink = newSink(t)
 	w.upstream = newUpstream(w.sink)
@@ -144,10 +144,10 @@ func methods(ms ...gate.Method) func(*policy.Rule) {
 	return func(r *policy.Rule) { r.Methods = gate.Methods(ms...) }
 }
 
-func clear(r *policy.Rule)   { r.Scheme = gate.HTTP }
-func tunnel(r *policy.Rule)  { r.TLS = policy.Tunnel }
-func sockets(r *policy.Rule) { r.WebSocket = true }
-func keep(r *policy.Rule)    { r.KeepClientCredentials = true }
+func cleartext(r *policy.Rule) { r.Scheme = gate.HTTP }
+func tunnel(r *policy.Rule)    { r.TLS = policy.Tunnel }
+func sockets(r *policy.Rule)   { r.WebSocket = true }
+func keep(r *policy.Rule)      { r.KeepClientCredentials = true }
 
 func inject(mode policy.InjectMode, name string, slots ...policy.Slot) func(*policy.Rule) {
 	n, err := gate.ParseCredentialName(name)
@@ -211,21 +211,32 @@ func host(s string) gate.Host {
 	return h
 }
 
-// names is the session's DNS: the addresses behind which names stand.
-type names map[netip.Addr]gate.Host
+// names is the session's DNS: the n-th name stands behind 198.18.0.n.
+type names struct {
+	mu   sync.Mutex
+	list []gate.Host
+}
 
-func (n names) Lookup(a netip.Addr) (gate.Host, bool) { h, ok := n[a]; return h, ok }
+func (n *names) Lookup(a netip.Addr) (gate.Host, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b := a.As4()
+	if i := int(b[3]); b[0] == 198 && i < len(n.list) {
+		return n.list[i], true
+	}
+	return gate.Host{}, false
+}
 
 // addressOf gives a name its address, as DNS would.
 func (w *world) addressOf(name string) netip.Addr {
-	for a, h := range w.names {
-		if h.String() == name {
-			return a
-		}
+	w.names.mu.Lock()
+	defer w.names.mu.Unlock()
+	i := slices.Index(w.names.list, host(name))
+	if i < 0 {
+		i = len(w.names.list)
+		w.names.list = append(w.names.list, host(name))
 	}
-	a := netip.AddrFrom4([4]byte{198, 18, 0, byte(len(w.names) + 1)})
-	w.names[a] = host(name)
-	return a
+	return netip.AddrFrom4([4]byte{198, 18, 0, byte(i)})
 }
 
 // unnamed is an address that DNS never gave out.
@@ -663,19 +674,17 @@ type peekedConn struct {
 func (c *peekedConn) Read(b []byte) (int, error) { return c.r.Read(b) }
 
 func (s *sink) serveH1(c net.Conn) {
-	var all bytes.Buffer
-	br := bufio.NewReader(io.TeeReader(c, &all))
+	tap := &tap{Reader: c}
+	br := bufio.NewReader(tap)
 	for {
-		from := all.Len() - br.Buffered()
+		ahead, _ := br.Peek(br.Buffered())
+		tap.kept, tap.on = append([]byte{}, ahead...), true
 		r, err := http.ReadRequest(br)
 		if err != nil {
 			return
 		}
-		s.note(captured{string(all.Bytes()[from : all.Len()-br.Buffered()]), r})
-		if all.Len() > 1<<20 {
-			all.Reset() // bodies are not kept
-			all.Write(make([]byte, br.Buffered()))
-		}
+		tap.on = false
+		s.note(captured{string(tap.kept[:len(tap.kept)-br.Buffered()]), r})
 		s.mu.Lock()
 		raw := s.raw
 		s.mu.Unlock()
@@ -688,6 +697,21 @@ func (s *sink) serveH1(c net.Conn) {
 		}
 		raw(c, br, r)
 	}
+}
+
+// tap keeps what is read through it while it is on.
+type tap struct {
+	io.Reader
+	on   bool
+	kept []byte
+}
+
+func (t *tap) Read(b []byte) (int, error) {
+	n, err := t.Reader.Read(b)
+	if t.on {
+		t.kept = append(t.kept, b[:n]...)
+	}
+	return n, err
 }
 
 func (s *sink) serveH2(w http.ResponseWriter, r *http.Request) {
