@@ -90,16 +90,16 @@ type RenderedFile struct {
 	Text string
 }
 
-// Render fills the session's placeholders, one for each of Placeholders, into the environment and the files.
-func (c *Compiled) Render(placeholders map[gate.CredentialName]string) (env map[string]string, files []RenderedFile, err error) {
+// Render fills the session's placeholders, one for each of Placeholders, and its working directory into the environment and the files.
+func (c *Compiled) Render(placeholders map[gate.CredentialName]string, workdir string) (env map[string]string, files []RenderedFile, err error) {
 	env = make(map[string]string, len(c.Env))
 	for name, t := range c.Env {
-		if env[name], err = t.Expand(placeholders); err != nil {
+		if env[name], err = t.Expand(placeholders, workdir); err != nil {
 			return nil, nil, err
 		}
 	}
 	for _, f := range c.Files {
-		text, err := f.Content.Expand(placeholders)
+		text, err := f.Content.Expand(placeholders, workdir)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -226,7 +226,7 @@ audit: {dir: logs, rotate: 64MiB}
 			t.Errorf("%s: %+v", a, u)
 		}
 	}
-	env, _, err := c.Render(nil)
+	env, _, err := c.Render(nil, "/src")
 	if err != nil || env["CI"] != "1" || env["PATH_LIKE_TOKEN"] != "/run/token" {
 		t.Errorf("env: %v, %v", env, err)
 	}
@@ -336,17 +336,21 @@ profiles:
 			}
 		}
 	}
-	env, files, err := c.Render(values)
+	env, files, err := c.Render(values, "/src")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if v := env["ANTHROPIC_API_KEY"]; !strings.HasPrefix(v, "m_") || env["EXTRA"] != "x"+v+"y" {
 		t.Errorf("env: %v", env)
 	}
-	if len(files) != 2 || strings.Contains(files[0].Text+files[1].Text, "{placeholder") {
+	text := ""
+	for _, f := range files {
+		text += f.Text
+	}
+	if len(files) != 3 || strings.Contains(text, "{placeholder") || strings.Contains(text, "{workdir") || !strings.Contains(text, `"/src"`) {
 		t.Errorf("files: %v", files)
 	}
-	if _, _, err := c.Render(nil); err == nil {
+	if _, _, err := c.Render(nil, "/src"); err == nil {
 		t.Error("rendered without placeholders")
 	}
 }

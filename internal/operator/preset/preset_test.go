@@ -186,7 +186,7 @@ func TestEveryPresetLoadsAndItsFilesExpand(t *testing.T) {
 			values[p.Credential.Name] = v
 		}
 		for _, f := range p.Files {
-			text, err := f.Content.Expand(values)
+			text, err := f.Content.Expand(values, "/src")
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -195,7 +195,7 @@ func TestEveryPresetLoadsAndItsFilesExpand(t *testing.T) {
 			}
 		}
 		for variable, v := range p.Env {
-			if _, err := v.Expand(values); err != nil {
+			if _, err := v.Expand(values, "/src"); err != nil {
 				t.Errorf("%s: %s: %v", name, variable, err)
 			}
 		}
@@ -215,13 +215,14 @@ func TestClaudeFindsItsPlaceholderApproved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := p.Files[0].Content.Expand(map[gate.CredentialName]string{p.Credential.Name: key})
+	text, err := p.Files[0].Content.Expand(map[gate.CredentialName]string{p.Credential.Name: key}, `/src/a "b"`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var settings struct {
 		HasCompletedOnboarding bool
 		CustomAPIKeyResponses  struct{ Approved []string } `json:"customApiKeyResponses"`
+		Projects               map[string]struct{ HasTrustDialogAccepted bool }
 	}
 	if err := json.Unmarshal([]byte(text), &settings); err != nil {
 		t.Fatal(err)
@@ -229,6 +230,9 @@ func TestClaudeFindsItsPlaceholderApproved(t *testing.T) {
 	want := key[len(key)-20:]
 	if a := settings.CustomAPIKeyResponses.Approved; !settings.HasCompletedOnboarding || len(a) != 1 || a[0] != want {
 		t.Errorf("%s", text)
+	}
+	if !settings.Projects[`/src/a "b"`].HasTrustDialogAccepted {
+		t.Errorf("the working directory is not trusted: %s", text)
 	}
 	if strings.Contains(text, key) {
 		t.Error("the settings hold the whole placeholder")

@@ -1,6 +1,7 @@
 package preset
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,16 +10,21 @@ import (
 	"postern/internal/operator/strictyaml"
 )
 
-// Template is text in which "{placeholder:NAME}" stands for the session's placeholder of a credential and "{placeholder_tail20:NAME}"
-// for its last twenty characters. Any other brace is itself. The zero Template is empty text.
+// Template is text in which "{placeholder:NAME}" stands for the session's placeholder of a credential, "{placeholder_tail20:NAME}"
+// for its last twenty characters, and "{workdir}" for the directory that the command starts in, escaped as inside a JSON or TOML
+// string. Any other brace is itself. The zero Template is empty text.
 type Template struct{ parts []part }
 
-// part is literal text, or when name is set a placeholder, cut to its last tail characters when tail is not zero.
+// part is literal text, or the working directory, or when name is set a placeholder, cut to its last tail characters when tail is not
+// zero.
 type part struct {
-	text string
-	name gate.CredentialName
-	tail int
+	text    string
+	workdir bool
+	name    gate.CredentialName
+	tail    int
 }
+
+const workdir = "{workdir}"
 
 // maxTemplate bounds a template in bytes.
 const maxTemplate = 64 << 10
@@ -31,6 +37,12 @@ func (t *Template) ParseScalar(text string) error {
 	t.parts = nil
 	for {
 		i := strings.Index(text, "{placeholder")
+		if w := strings.Index(text, workdir); w >= 0 && (i < 0 || w < i) {
+			t.literal(text[:w])
+			t.parts = append(t.parts, part{workdir: true})
+			text = text[w+len(workdir):]
+			continue
+		}
 		if i < 0 {
 			t.literal(text)
 			return nil
@@ -65,10 +77,14 @@ func (t Template) Credentials() []gate.CredentialName {
 	return out
 }
 
-// Expand is the text with every placeholder filled in. A placeholder that values does not have is an error.
-func (t Template) Expand(values map[gate.CredentialName]string) (string, error) {
+// Expand is the text with the working directory and every placeholder filled in. A placeholder that values does not have is an error.
+func (t Template) Expand(values map[gate.CredentialName]string, dir string) (string, error) {
 	var b strings.Builder
 	for _, p := range t.parts {
+		if p.workdir {
+			b.WriteString(escaped(dir))
+			continue
+		}
 		if p.name.IsZero() {
 			b.WriteString(p.text)
 			continue
@@ -85,11 +101,22 @@ func (t Template) Expand(values map[gate.CredentialName]string) (string, error) 
 	return b.String(), nil
 }
 
+// escaped is s as it stands between the quotes of a JSON string, which a TOML basic string reads the same way.
+func escaped(s string) string {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return "" // a string always encodes
+	}
+	return string(b[1 : len(b)-1])
+}
+
 // String is the template as it was written.
 func (t Template) String() string {
 	var b strings.Builder
 	for _, p := range t.parts {
 		switch {
+		case p.workdir:
+			b.WriteString(workdir)
 		case p.name.IsZero():
 			b.WriteString(p.text)
 		case p.tail > 0:
