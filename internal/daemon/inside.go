@@ -151,9 +151,22 @@ func readIdentity(path string) (name, email string) {
 	return name, email
 }
 
-// files are what the sandbox finds in place: trust stores, git's configuration, and what the presets put into the home directory.
-func files(home, workdir string, c *config.Compiled, bundle *trust.Bundle, rendered []config.RenderedFile) []native.File {
-	list := bundle.Files()
+// loginProfile is what a login shell of the sandbox reads after the system's profile, which has set PATH anew: agents run commands in
+// login shells, and would not find what the person has below the home directory.
+func loginProfile(env []string) string {
+	var path string
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, "PATH="); ok {
+			path = v
+		}
+	}
+	return "PATH='" + strings.ReplaceAll(path, "'", `'\''`) + "'\nexport PATH\n"
+}
+
+// files are what the sandbox finds in place: trust stores, git's configuration, the PATH of login shells, and what the presets put into
+// the home directory.
+func files(home, workdir string, env []string, c *config.Compiled, bundle *trust.Bundle, rendered []config.RenderedFile) []native.File {
+	list := append(bundle.Files(), native.File{Path: filepath.Join(home, ".profile"), Content: []byte(loginProfile(env))})
 	name, email := gitIdentity(home)
 	list = append(list, native.File{Path: runDir + "/gitconfig", Content: []byte(gitConfig(workdir, name, email, gitHosts(c)))})
 	for _, f := range rendered {

@@ -187,7 +187,7 @@ func (r *run) start(ctx context.Context) error {
 }
 
 func (r *run) spec(bundle *trust.Bundle, placeholders map[gate.CredentialName]string) (native.Spec, error) {
-	preset, rendered, err := r.profile.Render(placeholders)
+	preset, rendered, err := r.profile.Render(placeholders, r.Workdir)
 	if err != nil {
 		return native.Spec{}, err
 	}
@@ -201,7 +201,7 @@ func (r *run) spec(bundle *trust.Bundle, placeholders map[gate.CredentialName]st
 	}
 	s := native.Spec{
 		Command: r.Command, Env: env, Workdir: r.Workdir, Home: r.home, User: r.user,
-		Mounts: mount, Tools: tools(r.home, r.profile), Files: append(files(r.home, r.Workdir, r.profile, bundle, rendered), r.extra...),
+		Mounts: mount, Tools: tools(r.home, r.profile), Files: append(files(r.home, r.Workdir, env, r.profile, bundle, rendered), r.extra...),
 		Protect: r.sources, Dangerous: ownDirectories(r.profile), AllowDangerousMount: r.AllowDangerousMount,
 		Limits: native.Limits{Memory: r.profile.Sandbox.Memory, Processes: int64(r.profile.Sandbox.Processes),
 			OpenFiles: int64(r.profile.Sandbox.Files), FileSize: r.profile.Sandbox.FileSize},
