@@ -83,7 +83,7 @@ func printFindings(out io.Writer, r *daemon.Report, p *printer) {
 		printEntry(out, e, p)
 	}
 	if unmade > 0 {
-		fmt.Fprintf(out, "\n%d checks could not be made without a sandbox\n", unmade)
+		fmt.Fprintf(out, "\nchecks that need a sandbox and were not made: %d\n", unmade)
 	}
 	printList(out, "relaxations of profile "+r.Profile, r.Relaxations, p)
 	printList(out, "warnings", r.Warnings, p)

@@ -106,6 +106,7 @@ type doctor struct {
 	scratch string // a directory of its own, gone afterwards
 	sinks   *sinks
 	started bool  // the sandbox came up
+	failure error // of the first attempt to start it
 	broke   error // why the inspector did not come to its end
 	empty   *config.Compiled
 	found   map[string]outcome
@@ -186,7 +187,7 @@ func (d *doctor) examine(ctx context.Context) {
 		d.found["sandbox.start"] = notHeld("%v\n%s", d.broke, d.console.complaint.String())
 	}
 	d.found["gateway.audit_chain"] = examineChain(d.profile)
-	for id, o := range d.machine.examine(d.started, d.notes()) {
+	for id, o := range d.machine.examine(d.started, d.failure, d.notes()) {
 		d.found[id] = o
 	}
 }
@@ -225,6 +226,7 @@ func (d *doctor) examineAudit(ctx context.Context) outcome {
 func (d *doctor) bringUp(ctx context.Context) error {
 	d.found["sandbox.directory"] = held("%s", d.Workdir)
 	err := d.sandbox(ctx)
+	d.failure = err
 	if err == nil || !aboutDirectory(err, d.Workdir) {
 		return err
 	}

@@ -29,11 +29,7 @@ func (d *doctor) examineGateway() {
 	var core unix.Rlimit
 	err = unix.Getrlimit(unix.RLIMIT_CORE, &core)
 	d.found["gateway.core"] = examineCore(core, err)
-	if err := d.evidence.Check(); err != nil {
-		d.found["gateway.identity"] = notHeld("%v", err)
-	} else {
-		d.found["gateway.identity"] = held("pidfd of process %d, network namespace cookie %d", d.process.PID(), d.set.Cookie)
-	}
+	d.found["gateway.identity"] = examineIdentity(d.evidence.Check(), d.process.PID(), d.set.Cookie)
 	text, err := readFile(fmt.Sprintf("/proc/%d/cgroup", d.process.PID()), maxKernelFile)
 	d.found["limits.cgroup"] = examineCgroup(string(text), err, "/sys/fs/cgroup")
 }
@@ -43,6 +39,13 @@ func examineDumpable(dumpable int, err error) outcome {
 		return notHeld("PR_GET_DUMPABLE is %d (%v)", dumpable, err)
 	}
 	return held("PR_GET_DUMPABLE is 0")
+}
+
+func examineIdentity(err error, pid int, cookie uint64) outcome {
+	if err != nil || cookie == 0 {
+		return notHeld("network namespace cookie %d: %v", cookie, err)
+	}
+	return held("pidfd of process %d, network namespace cookie %d", pid, cookie)
 }
 
 func examineCore(l unix.Rlimit, err error) outcome {
@@ -55,7 +58,10 @@ func examineCore(l unix.Rlimit, err error) outcome {
 // examineCgroup finds the sandbox's own group in /proc/PID/cgroup and reads its limits.
 func examineCgroup(groups string, err error, base string) outcome {
 	if err != nil {
-		return unavailable("%v", err)
+		return notHeld("%v", err)
+	}
+	if !strings.Contains(groups, "/"+groupPrefix) {
+		return unavailable("the sandbox has no cgroup of its own: none could be made")
 	}
 	var have, missing []string
 	for _, kind := range []struct{ what, controller, file1, file2 string }{
@@ -68,20 +74,20 @@ func examineCgroup(groups string, err error, base string) outcome {
 		}
 		have = append(have, kind.what+" "+limit)
 	}
-	switch {
-	case len(have) == 0:
-		return unavailable("the sandbox has no cgroup of its own: none could be made")
-	case len(missing) > 0:
-		return unavailable("%s; no limit on %s", strings.Join(have, ", "), strings.Join(missing, " and "))
+	if len(missing) > 0 {
+		return notHeld("no limit on %s", strings.Join(missing, " and "))
 	}
 	return held("%s", strings.Join(have, ", "))
 }
+
+// groupPrefix begins the name of every cgroup that package native makes.
+const groupPrefix = "postern-"
 
 // groupLimit reads one limit of the sandbox's own group, of version 1 or 2; "" when there is none.
 func groupLimit(groups, base, controller, file1, file2 string) string {
 	for line := range strings.Lines(groups) {
 		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(part) != 3 || !strings.HasPrefix(filepath.Base(part[2]), "postern-") {
+		if len(part) != 3 || !strings.HasPrefix(filepath.Base(part[2]), groupPrefix) {
 			continue
 		}
 		file := ""

@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/user"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -133,7 +135,7 @@ func (d *doctor) plan() *inspect.Plan {
 		Namespaces: d.machine.namespaces, Witness: d.machine.witness, Targets: d.sinks.targets, Nonce: d.sinks.attempt,
 		Host: "doctor-" + nonce() + ".invalid", Public4: public4, Metadata: []string{"169.254.169.254:80", "100.100.100.200:80"},
 		Synthetic: []string{"198.18.0.0/15", "fd00::/8"}, CA: string(d.gateway.Authority.PEM()),
-		Homes: []string{d.home}, Declared: d.declared(), Absent: d.absent(), ReadOnly: d.sources,
+		Homes: d.homes(), Sockets: agentSockets(os.Getenv), Declared: d.declared(), Absent: d.absent(), ReadOnly: d.sources,
 	}
 	if d.set.IPv6 {
 		p.Public6 = public6
@@ -160,6 +162,33 @@ func fromHost(name, value string, c *config.Compiled) bool {
 	}
 	_, declared := c.Env[name]
 	return !declared && !slices.Contains([]string{"HOME", "USER", "LOGNAME", "PWD"}, name)
+}
+
+// homes are the sandbox's home directory and those of whoever runs postern, also by way of sudo.
+func (d *doctor) homes() []string {
+	list := []string{d.home}
+	for _, uid := range []string{strconv.Itoa(os.Getuid()), os.Getenv("SUDO_UID")} {
+		u, err := user.LookupId(uid)
+		if err != nil || !filepath.IsAbs(u.HomeDir) || filepath.Clean(u.HomeDir) == "/" || slices.Contains(list, filepath.Clean(u.HomeDir)) {
+			continue
+		}
+		list = append(list, filepath.Clean(u.HomeDir))
+	}
+	return list
+}
+
+// agentSockets are those that the caller's variables name.
+func agentSockets(getenv func(string) string) (list []string) {
+	for _, name := range []string{"SSH_AUTH_SOCK", "DOCKER_HOST", "CONTAINER_HOST", "DBUS_SESSION_BUS_ADDRESS"} {
+		path := getenv(name)
+		for _, scheme := range []string{"unix://", "unix:path="} {
+			path = strings.TrimPrefix(path, scheme)
+		}
+		if path, _, _ = strings.Cut(path, ","); filepath.IsAbs(path) {
+			list = append(list, path)
+		}
+	}
+	return list
 }
 
 // declared is what the sandbox was given by name.

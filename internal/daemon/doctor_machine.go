@@ -27,6 +27,7 @@ type machine struct {
 	maxUserNamespaces string
 	unprivilegedClone string // Debian's kernel.unprivileged_userns_clone
 	apparmorUserns    string // Ubuntu's kernel.apparmor_restrict_unprivileged_userns
+	profile           string // AppArmor's, of this process
 }
 
 func lookAtMachine() machine {
@@ -35,6 +36,7 @@ func lookAtMachine() machine {
 		maxUserNamespaces: setting("/proc/sys/user/max_user_namespaces"),
 		unprivilegedClone: setting("/proc/sys/kernel/unprivileged_userns_clone"),
 		apparmorUserns:    setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
+		profile:           setting("/proc/self/attr/current"),
 	}
 	var name unix.Utsname
 	if unix.Uname(&name) == nil {
@@ -65,22 +67,22 @@ func setting(file string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// examine judges the host, knowing whether a sandbox started on it.
-func (m machine) examine(started bool, notes []string) map[string]outcome {
+// examine judges the host, knowing whether a sandbox started on it, and what went wrong at the first attempt.
+func (m machine) examine(started bool, failure error, notes []string) map[string]outcome {
 	return map[string]outcome{
 		"machine.kernel":          m.kernel(),
 		"machine.user_namespaces": m.userNamespaces(started),
 		"machine.apparmor":        m.apparmor(started),
-		"machine.idmap":           m.idmap(started, notes),
+		"machine.idmap":           m.idmap(started, failure, notes),
 	}
 }
 
 func (m machine) kernel() outcome {
 	const major, minor = 5, 14 // SO_NETNS_COOKIE
 	first, rest, _ := strings.Cut(m.release, ".")
-	second, _, _ := strings.Cut(rest, ".")
+	second := rest[:len(rest)-len(strings.TrimLeft(rest, "0123456789"))]
 	a, errA := strconv.Atoi(first)
-	b, errB := strconv.Atoi(strings.TrimRight(second, "-+abcdefghijklmnopqrstuvwxyz"))
+	b, errB := strconv.Atoi(second)
 	switch {
 	case errA != nil || errB != nil:
 		return notHeld("Linux %q: cannot tell its version", m.release)
@@ -111,8 +113,8 @@ func (m machine) apparmor(started bool) outcome {
 		return held("kernel.apparmor_restrict_unprivileged_userns is not set")
 	case m.euid == 0:
 		return held("the restriction is not about root")
-	case started:
-		return held("kernel.apparmor_restrict_unprivileged_userns is %s, and a profile permits postern", m.apparmorUserns)
+	case started, m.profile != "" && m.profile != "unconfined":
+		return held("kernel.apparmor_restrict_unprivileged_userns is %s, and the profile %q permits postern", m.apparmorUserns, m.profile)
 	}
 	return notHeld("kernel.apparmor_restrict_unprivileged_userns is %s, and no profile permits %s", m.apparmorUserns, m.program).mend(apparmorRemedy(m.program))
 }
@@ -134,11 +136,14 @@ profile postern "%s" flags=(unconfined) {
 and load it: sudo apparmor_parser -r /etc/apparmor.d/postern`, escaped)
 }
 
-func (m machine) idmap(started bool, notes []string) outcome {
-	if m.euid != 0 {
+func (m machine) idmap(started bool, failure error, notes []string) outcome {
+	var e *native.Error
+	switch {
+	case m.euid != 0:
 		return nothingToHold("only root needs them: you own what you mount")
-	}
-	if !started {
+	case errors.As(failure, &e) && e.Op == "idmap":
+		return notHeld("%v", e.Err)
+	case !started:
 		return nothingToHold(notStarted)
 	}
 	for _, n := range notes {

@@ -42,7 +42,6 @@ func attempts() []attempt {
 		family("PACKET", unix.AF_PACKET, 0, families),
 		family("ALG", unix.AF_ALG, 0, families),
 		family("XDP", unix.AF_XDP, 0, families),
-		{"calls.netlink", "netlink sockets but ROUTE", families, unix.SYS_SOCKET, [6]uintptr{unix.AF_NETLINK, badType, unix.NETLINK_NETFILTER}},
 		{"calls.raw", "raw IP sockets", "packets can be forged", unix.SYS_SOCKET, [6]uintptr{unix.AF_INET, badType, 0}},
 		{"calls.io_uring", "io_uring", "operations in a ring run past the filter", unix.SYS_IO_URING_SETUP, [6]uintptr{1, badPointer}},
 		{"calls.bpf", "bpf", "programs can be loaded into the kernel", unix.SYS_BPF, [6]uintptr{0, badPointer, 64}},
@@ -71,10 +70,44 @@ func callChecks() []Check {
 			run: func(context.Context, *Plan) Result { return refused(a) },
 		})
 	}
-	return append(list, Check{
-		ID: "calls.foreign", Title: "calls of another architecture end the process", Essential: true,
-		Means: "x32 and 32-bit calls have other numbers and go around the filter", Remedy: mendFilter, run: foreignKilled,
-	})
+	const families = "kernel code that no agent needs is open to attack, or another machine is reached"
+	return append(list,
+		Check{ID: "calls.families", Title: "sockets of every family but UNIX, INET, INET6 and NETLINK refused", Essential: true, Means: families, Remedy: mendFilter,
+			run: func(context.Context, *Plan) Result { return allRefused(otherFamilies()) }},
+		Check{ID: "calls.netlink", Title: "netlink sockets but ROUTE refused", Essential: true, Means: families, Remedy: mendFilter,
+			run: func(context.Context, *Plan) Result { return allRefused(otherNetlink()) }},
+		Check{
+			ID: "calls.foreign", Title: "calls of another architecture end the process", Essential: true,
+			Means: "x32 and 32-bit calls have other numbers and go around the filter", Remedy: mendFilter, run: foreignKilled,
+		})
+}
+
+func otherFamilies() (list []attempt) {
+	const families = 46 // AF_MAX of Linux 6.18
+	for n := range families {
+		switch n {
+		case unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK:
+		default:
+			list = append(list, attempt{title: fmt.Sprintf("family %d", n), number: unix.SYS_SOCKET, args: [6]uintptr{uintptr(n), badType}})
+		}
+	}
+	return list
+}
+
+func otherNetlink() (list []attempt) {
+	for n := unix.NETLINK_ROUTE + 1; n <= unix.NETLINK_SMC; n++ {
+		list = append(list, attempt{title: fmt.Sprintf("protocol %d", n), number: unix.SYS_SOCKET, args: [6]uintptr{unix.AF_NETLINK, badType, uintptr(n)}})
+	}
+	return list
+}
+
+func allRefused(list []attempt) Result {
+	for _, a := range list {
+		if r := refused(a); r.Status != Held {
+			return notHeld("%s: %s", a.title, r.Evidence)
+		}
+	}
+	return held("%d tried", len(list))
 }
 
 const mendFilter = "the kernel needs CONFIG_SECCOMP_FILTER; if it has it, please report this with the output of `postern doctor --json`"

@@ -32,7 +32,9 @@ func fileChecks() []Check {
 		{ID: "files.system_secrets", Title: "/etc/shadow and the like are hidden", Essential: true, Means: "password hashes and host keys can be read", Remedy: mendStart,
 			run: func(_ context.Context, p *Plan) Result { return noneReadable(systemSecrets(), p.Declared) }},
 		{ID: "files.sockets", Title: "no socket of the host's daemons", Essential: true, Means: "container engines, agents and buses act with the host's authority", Remedy: mendMounts,
-			run: func(ctx context.Context, p *Plan) Result { return noSocket(ctx, daemonSockets(p.Homes)) }},
+			run: func(ctx context.Context, p *Plan) Result {
+				return noSocket(ctx, append(daemonSockets(p.Homes), p.Sockets...))
+			}},
 		{ID: "files.policy", Title: "the policy cannot be changed from inside", Essential: true, Means: "the sandbox can widen what it may do", Remedy: mendMounts,
 			run: func(_ context.Context, p *Plan) Result { return noneWritable(p.ReadOnly) }},
 		{ID: "files.proc", Title: "kernel settings are read-only and kernel memory hidden", Essential: true, Means: "settings of the host can be read or changed", Remedy: mendStart,

@@ -111,6 +111,7 @@ type Plan struct {
 	Declared     []string          `json:"declared"`     // what was put into the sandbox by name: files, mounts, tools
 	Variables    []string          `json:"variables"`    // names that the environment may hold
 	Placeholders []string          `json:"placeholders"` // those whose value stands in for a credential
+	Sockets      []string          `json:"sockets"`      // Unix sockets of the host's, besides the well-known ones
 	Absent       []string          `json:"absent"`       // paths of the host that must not be readable here
 	ReadOnly     []string          `json:"read_only"`    // paths that may be readable here and must not be writable
 }
