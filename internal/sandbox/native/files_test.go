@@ -308,8 +308,7 @@ func TestReplacedSourceIsRefused(t *testing.T) {
 	if err := unix.Stat(dir, &st); err != nil {
 		t.Fatal(err)
 	}
-	tr := &tree{}
-	err := tr.mountOne(planMount{Source: dir, Target: "/x", Dev: st.Dev, Ino: st.Ino + 1, Dir: true})
+	_, err := (&planMount{Source: dir, Dev: st.Dev, Ino: st.Ino + 1}).clone(attrRead)
 	if err == nil || !strings.Contains(err.Error(), "was replaced") {
 		t.Error(err)
 	}
@@ -317,7 +316,7 @@ func TestReplacedSourceIsRefused(t *testing.T) {
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	if err := tr.mountOne(planMount{Source: link, Target: "/x", Dev: st.Dev, Ino: st.Ino, Dir: true}); !errors.Is(err, syscall.ELOOP) {
+	if _, err := (&planMount{Source: link, Dev: st.Dev, Ino: st.Ino}).clone(attrRead); !errors.Is(err, syscall.ELOOP) {
 		t.Error(err)
 	}
 }

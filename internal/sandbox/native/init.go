@@ -94,9 +94,10 @@ func build(p *plan, blobs [][]byte) ([]string, error) {
 		return nil, err
 	}
 	for _, step := range []func() error{
+		func() error { return t.collect(p.Mounts) },
 		t.system,
-		func() error { return t.private(p.Home) },
 		func() error { return t.devices(p.Console) },
+		func() error { return t.private(p.Home) },
 		t.proc,
 		t.namespaceSwitches,
 		func() error { return t.mount(p.Mounts) },

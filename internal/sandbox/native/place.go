@@ -11,56 +11,62 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mount attaches what the caller asked for, parents before what lies below them.
-func (t *tree) mount(mounts []planMount) error {
-	order := slices.Clone(mounts)
-	slices.SortStableFunc(order, func(a, b planMount) int { return strings.Count(a.Target, "/") - strings.Count(b.Target, "/") })
-	for _, m := range order {
-		if err := t.mountOne(m); err != nil {
-			e := &Error{Op: "mount", Path: m.Source, Err: err}
-			if errors.Is(err, errHostTarget) || errors.Is(err, unix.ELOOP) {
-				e.Path, e.Hint = m.Target, "choose a target that exists, or one below the home directory or /mnt"
-			}
-			return e
+// collect turns every source into a detached mount, while the host's tree is still whole.
+func (t *tree) collect(mounts []planMount) error {
+	for i := range mounts {
+		m := &mounts[i]
+		attrs := uint64(attrRead)
+		if m.Write {
+			attrs = attrWrite
+		}
+		var err error
+		if m.FD > 0 {
+			err = restrict(m.FD, attrs)
+		} else {
+			m.FD, err = m.clone(attrs)
+		}
+		if err != nil {
+			return &Error{Op: "mount", Path: m.Source, Err: err}
 		}
 	}
 	return nil
 }
 
-func (t *tree) mountOne(m planMount) error {
-	attrs := uint64(attrRead)
-	if m.Write {
-		attrs = attrWrite
-	}
-	var clone int
-	if m.FD > 0 {
-		clone = m.FD
-		if err := restrict(clone, attrs); err != nil {
-			return err
-		}
-	} else {
-		fd, err := unix.Openat2(unix.AT_FDCWD, m.Source, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil {
-			return err
-		}
-		if st.Dev != m.Dev || st.Ino != m.Ino {
-			return errors.New("it was replaced while the sandbox started")
-		}
-		if clone, err = cloneTree(fd, attrs); err != nil {
-			return err
-		}
-	}
-	target, err := t.make(m.Target, m.Dir)
+// clone opens the source without following any link, and wants it to be what A has checked.
+func (m *planMount) clone(attrs uint64) (int, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, m.Source, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
 	if err != nil {
-		unix.Close(clone)
-		return err
+		return -1, err
 	}
-	return attach(clone, target)
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return -1, err
+	}
+	if st.Dev != m.Dev || st.Ino != m.Ino {
+		return -1, errors.New("it was replaced while the sandbox started")
+	}
+	return cloneTree(fd, attrs)
+}
+
+// mount attaches what was collected, parents before what lies below them.
+func (t *tree) mount(mounts []planMount) error {
+	order := slices.Clone(mounts)
+	slices.SortStableFunc(order, func(a, b planMount) int { return strings.Count(a.Target, "/") - strings.Count(b.Target, "/") })
+	for _, m := range order {
+		target, err := t.make(m.Target, m.Dir)
+		if err == nil {
+			err = attach(m.FD, target)
+		}
+		if err != nil {
+			e := &Error{Op: "mount", Path: m.Target, Err: err}
+			if errors.Is(err, errHostTarget) || errors.Is(err, unix.ELOOP) {
+				e.Hint = "choose a target that exists, or one below the home directory or /mnt"
+			}
+			return e
+		}
+	}
+	return nil
 }
 
 // maxLinks is how many symbolic links a generated file's path may lead through, as in the kernel.

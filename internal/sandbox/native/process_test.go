@@ -577,3 +577,21 @@ func FuzzParsePlan(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkSandbox is the life of a sandbox that does nothing: all that a start adds to a command.
+func BenchmarkSandbox(b *testing.B) {
+	spec := newSpec(b)
+	spec.Command = []string{"true"}
+	for b.Loop() {
+		p, err := Start(b.Context(), spec)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := p.Exec(); err != nil {
+			b.Fatal(err)
+		}
+		if st, err := p.Wait(); err != nil || st.Code != 0 {
+			b.Fatal(st, err)
+		}
+	}
+}

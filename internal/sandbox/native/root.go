@@ -145,7 +145,7 @@ func begin(p *plan, blobs int) (*tree, error) {
 	if err := unix.MoveMount(root, "", unix.AT_FDCWD, "/", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return nil, fmt.Errorf("mount the new root: %w", err)
 	}
-	for _, dir := range []string{".postern", ".postern/scratch", ".postern/files", ".postern/hidden"} {
+	for _, dir := range []string{".postern", ".postern/files", ".postern/hidden"} {
 		if err := unix.Mkdirat(root, dir, 0o755); err != nil {
 			return nil, err
 		}
@@ -153,11 +153,7 @@ func begin(p *plan, blobs int) (*tree, error) {
 	if err := unix.Mknodat(root, ".postern/nothing", unix.S_IFREG, 0); err != nil {
 		return nil, err
 	}
-	if err := unix.Fchmodat(root, ".postern/hidden", 0, 0); err != nil {
-		return nil, err
-	}
-	err = unix.MoveMount(scratch, "", root, ".postern/scratch", unix.MOVE_MOUNT_F_EMPTY_PATH)
-	return t, err
+	return t, unix.Fchmodat(root, ".postern/hidden", 0, 0)
 }
 
 // system binds the host's part of the root.
@@ -177,8 +173,12 @@ func (t *tree) system() error {
 	return nil
 }
 
-// private binds directories of the scratch file system at the places that are the command's own.
+// private binds directories of the scratch file system at the places that are the command's own. To be cloned from it must be mounted
+// somewhere: over the host's /dev, which has served by now, and with which it goes.
 func (t *tree) private(home string) error {
+	if err := unix.MoveMount(t.scratch, "", unix.AT_FDCWD, "/dev", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("mount scratch: %w", err)
+	}
 	places := []struct {
 		name, at string
 		mode     uint32
@@ -350,7 +350,8 @@ func (t *tree) nothing(fd int) (int, error) {
 	return unix.Openat(t.root, name, unix.O_PATH|unix.O_CLOEXEC, 0)
 }
 
-// finish makes the new root the root, drops the host's, and seals the result.
+// finish makes the new root the root, drops the host's, and seals the result. There is one unmount in all of the start: each waits for
+// every processor.
 func (t *tree) finish() error {
 	if err := unix.Fchdir(t.root); err != nil {
 		return err
@@ -363,9 +364,6 @@ func (t *tree) finish() error {
 	}
 	if err := unix.Chdir("/"); err != nil {
 		return err
-	}
-	if err := unix.Unmount("/.postern/scratch", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("detach scratch: %w", err)
 	}
 	err := unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 	if err != nil {
