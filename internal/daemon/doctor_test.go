@@ -115,7 +115,7 @@ func (p *patient) examine(t *testing.T) (*Report, map[string]Entry) {
 	}
 	cmd := exec.Command(self, doctorRole, p.config)
 	cmd.Dir = p.in
-	cmd.Env = []string{"HOME=" + p.home, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + p.tmp, "GITHUB_TOKEN=" + nonce(), "SSH_AUTH_SOCK=/nowhere"}
+	cmd.Env = []string{"HOME=" + p.home, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + p.tmp, "GITHUB_TOKEN=" + nonce(), "SSH_AUTH_SOCK=/nowhere", "GORACE=atexit_sleep_ms=0"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	if os.Getuid() == 0 {
 		chownAll(t, p.top, p.uid)
