@@ -42,7 +42,7 @@ func newCgroup(l Limits) (*cgroup, string) {
 	name := cgroupPrefix + owner()
 	var g cgroup
 	var missing []string
-	for _, h := range hierarchies(own, memory, processes) {
+	for _, h := range hierarchies(cgroupRoot, own, memory, processes) {
 		sweep(h.parents)
 		dir, err := h.create(name)
 		if err != nil {
@@ -60,30 +60,49 @@ func newCgroup(l Limits) (*cgroup, string) {
 	return &g, ""
 }
 
-// hierarchies says where groups can be made: version 2 beside our own group or below it (a group with processes may not have
-// children with limits), version 1 below our own.
-func hierarchies(own map[string]string, memory, processes int64) []hierarchy {
-	const base = "/sys/fs/cgroup"
-	mem, num := strconv.FormatInt(memory, 10), strconv.FormatInt(processes, 10)
+const cgroupRoot = "/sys/fs/cgroup"
+
+// hierarchies says where groups can be made below base. Version 1: below our own. Version 2, where a group with processes may not have
+// children with limits: beside our own, as far as that is delegated to us, and for root at the top; no limit of our own group is
+// escaped that way, for the new one gets no more.
+func hierarchies(base string, own map[string]string, memory, processes int64) []hierarchy {
+	num := func(n int64) string { return strconv.FormatInt(n, 10) }
 	if _, err := os.Stat(base + "/cgroup.controllers"); err == nil {
 		at := filepath.Join(base, own[""])
-		return []hierarchy{{
-			[]string{filepath.Dir(at), at},
-			map[string]string{"memory.max": mem, "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": num},
+		h := hierarchy{limits: map[string]string{
+			"memory.max": num(atMost(memory, at+"/memory.max")), "memory.swap.max": "0", "memory.oom.group": "1",
+			"pids.max": num(atMost(processes, at+"/pids.max")),
 		}}
+		if at != base {
+			h.parents = append(h.parents, filepath.Dir(at))
+		}
+		h.parents = append(h.parents, at)
+		if at != base && filepath.Dir(at) != base {
+			h.parents = append(h.parents, base)
+		}
+		return []hierarchy{h}
 	}
 	return []hierarchy{
-		{[]string{filepath.Join(base, "memory", own["memory"])}, map[string]string{"memory.limit_in_bytes": mem}},
-		{[]string{filepath.Join(base, "pids", own["pids"])}, map[string]string{"pids.max": num}},
+		{[]string{filepath.Join(base, "memory", own["memory"])}, map[string]string{"memory.limit_in_bytes": num(memory)}},
+		{[]string{filepath.Join(base, "pids", own["pids"])}, map[string]string{"pids.max": num(processes)}},
 	}
 }
 
+// atMost lowers a limit to the one in a file, if there is one.
+func atMost(limit int64, file string) int64 {
+	text, err := readSmall(file)
+	if err != nil {
+		return limit
+	}
+	if n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64); err == nil && n < limit {
+		return n
+	}
+	return limit
+}
+
 func (h hierarchy) create(name string) (string, error) {
-	var last error
+	last := errors.New("there is no place for one")
 	for _, parent := range h.parents {
-		if !within(parent, "/sys/fs/cgroup") || parent == "/sys/fs/cgroup" && len(h.parents) > 1 {
-			continue
-		}
 		dir := filepath.Join(parent, name)
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			last = err
@@ -94,20 +113,27 @@ func (h hierarchy) create(name string) (string, error) {
 		}
 		os.Remove(dir)
 	}
-	if last == nil {
-		last = errors.New("there is no place for one")
-	}
 	return "", last
 }
 
 func (h hierarchy) limit(dir string) error {
 	for file, value := range h.limits {
-		err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0)
+		err := put(filepath.Join(dir, file), value)
 		if err != nil && !(errors.Is(err, os.ErrNotExist) && (file == "memory.swap.max" || file == "memory.oom.group")) {
-			return err
+			return err // without swap, or on an older kernel, there is no such switch
 		}
 	}
 	return nil
+}
+
+// put writes to a file of the kernel's, which cannot be created.
+func put(name, value string) error {
+	f, err := os.OpenFile(name, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
 }
 
 // adopt moves a process into the group. Its future children are born there.
@@ -116,7 +142,7 @@ func (g *cgroup) adopt(pid int) error {
 		return nil
 	}
 	for _, dir := range g.dirs {
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+		if err := put(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
 			return &Error{Op: "cgroup", Path: dir, Err: err}
 		}
 	}

@@ -50,6 +50,9 @@ func firstStage(setup func([]byte) ([]*os.File, error)) error {
 	if err != nil {
 		return &Error{Op: "plan", Err: err}
 	}
+	if err := apart(); err != nil {
+		return err
+	}
 	umask := unix.Umask(0)
 	sockets, err := openSockets(setup, p.Setup)
 	if err != nil {

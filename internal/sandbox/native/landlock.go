@@ -28,10 +28,15 @@ type ruleset struct {
 	handled uint64
 }
 
-// writable lists where a sandbox's command may write. The standard descriptors can be opened again by name (/dev/stderr), wherever on
-// the host they are.
+// writable lists where a sandbox's command may write. A standard descriptor that was opened for writing can be opened again by name
+// (/dev/stderr), wherever on the host it is; one that was opened for reading cannot become more than that.
 func (p *plan) writable() []string {
-	list := []string{p.Home, "/dev", "/proc", "/proc/self/fd/0", "/proc/self/fd/1", "/proc/self/fd/2"}
+	list := []string{p.Home, "/dev", "/proc"}
+	for fd := range 3 {
+		if mode, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err == nil && mode&unix.O_ACCMODE != unix.O_RDONLY {
+			list = append(list, fmt.Sprintf("/proc/self/fd/%d", fd))
+		}
+	}
 	for _, e := range scratchEntries() {
 		list = append(list, e.Path)
 	}

@@ -431,6 +431,42 @@ func TestMemoryLimitEndsTheSandboxAndNotTheGateway(t *testing.T) {
 	}
 }
 
+func TestControlGroupsAreMadeWhereTheyCanBe(t *testing.T) {
+	base := t.TempDir()
+	own := map[string]string{"": "/user.slice/app.slice/own.scope"}
+	app := filepath.Join(base, "user.slice", "app.slice")
+	write(t, filepath.Join(base, "cgroup.controllers"), "memory pids\n")
+	write(t, filepath.Join(app, "own.scope", "memory.max"), "max\n")
+	write(t, filepath.Join(app, "own.scope", "pids.max"), "100\n")
+	h := hierarchies(base, own, 1000, 4096)
+	if len(h) != 1 || strings.Join(h[0].parents, " ") != strings.Join([]string{app, filepath.Join(app, "own.scope"), base}, " ") {
+		t.Fatalf("%+v", h)
+	}
+	if h[0].limits["memory.max"] != "1000" || h[0].limits["pids.max"] != "100" {
+		t.Errorf("%+v", h[0].limits)
+	}
+	// Without a controller the group has no such file, and it is not left behind.
+	if dir, err := h[0].create("postern-x"); err == nil {
+		t.Errorf("made %s", dir)
+	}
+	if left, _ := filepath.Glob(app + "/postern-*"); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+	if h := hierarchies(base, map[string]string{"": "/"}, 1, 1); strings.Join(h[0].parents, " ") != base {
+		t.Errorf("at the top: %+v", h)
+	}
+}
+
+func TestOpenFilesAreTheCallersUnlessLimited(t *testing.T) {
+	out, err := exec.Command("sh", "-c", "ulimit -n; ulimit -Hn").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := shell(t, newSpec(t), "ulimit -n; ulimit -Hn"); got != strings.TrimSpace(string(out)) {
+		t.Errorf("inside %q, outside %q", got, out)
+	}
+}
+
 // startGateway runs the gateway role in a process of its own, which holds the pipe as all of its sandbox does.
 func startGateway(t *testing.T, spec Spec) (*exec.Cmd, *os.File) {
 	t.Helper()
@@ -497,7 +533,7 @@ func leftGroups(t *testing.T) []string {
 		t.Fatal(err)
 	}
 	var left []string
-	for _, h := range hierarchies(own, 1, 1) {
+	for _, h := range hierarchies(cgroupRoot, own, 1, 1) {
 		for _, parent := range h.parents {
 			dirs, _ := filepath.Glob(filepath.Join(parent, cgroupPrefix+"*"))
 			for _, d := range dirs {

@@ -116,12 +116,22 @@ func Layout() []Entry {
 	)
 }
 
+// apart cuts the new mount namespace off from the host's. It is the first thing that needs a capability in the new user namespace.
+func apart() error {
+	err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &unix.MountAttr{Propagation: unix.MS_PRIVATE})
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOSYS):
+		return &Error{Op: "mounts", Err: err, Hint: "postern needs Linux 5.12 or newer"}
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return &Error{Op: "mounts", Err: err, Hint: "this machine lets you make a user namespace but not use it, as AppArmor does on Ubuntu: run `postern doctor`, which prints the profile that permits postern alone"}
+	}
+	return &Error{Op: "mounts", Err: err}
+}
+
 // begin makes the two file systems of the sandbox and lays the first over "/", where only its descriptor reaches it.
 func begin(p *plan, blobs int) (*tree, error) {
-	err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &unix.MountAttr{Propagation: unix.MS_PRIVATE})
-	if err != nil {
-		return nil, fmt.Errorf("make mounts private: %w", err)
-	}
 	root, err := newFilesystem("tmpfs", attrWrite, "mode=0755", "size="+strconv.Itoa(blobs+16<<20))
 	if err != nil {
 		return nil, err

@@ -132,7 +132,7 @@ func TestOtherProcessesCannotBeOpened(t *testing.T) {
 	spec := newSpec(t)
 	wantHeld(t, spec, "EPERM", "ptrace", fmt.Sprint(unix.PTRACE_ATTACH))
 	wantHeld(t, spec, "EPERM", "ptrace", fmt.Sprint(unix.PTRACE_SEIZE))
-	for _, file := range []string{"environ", "mem", "maps", "auxv", "fd/3"} {
+	for _, file := range []string{"environ", "mem", "maps", "auxv", "fd/3", "exe", "root/etc/hosts", "cwd/etc/hosts"} {
 		if got := inside(t, spec, "pid1", file); got != "EACCES" && got != "EPERM" {
 			t.Errorf("/proc/1/%s inside: %s", file, got)
 		}
@@ -245,6 +245,32 @@ func TestOutputFilesCanBeOpenedAgainByName(t *testing.T) {
 	}
 	if got := read(t, out.Name()); got != "again\nother\n" {
 		t.Errorf("%q", got)
+	}
+}
+
+func TestInputFileCannotBeOpenedForWriting(t *testing.T) {
+	spec := newSpec(t)
+	name := filepath.Join(t.TempDir(), "in")
+	write(t, name, "precious")
+	if err := os.Chmod(name, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	in, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	attack := exec.Command("sh", "-c", "cat /dev/stdin; echo free >/proc/self/fd/0")
+	attack.Stdin = in
+	if out, err := attack.CombinedOutput(); err != nil || string(out) != "precious" || read(t, name) != "free\n" {
+		t.Fatalf("on the host: %s %v: the test shows nothing", out, err)
+	}
+	spec.Stdin = in
+	if got := shell(t, spec, "(echo stolen >/proc/self/fd/0) 2>&1 || true"); !strings.Contains(got, "Permission denied") {
+		t.Errorf("%s", got)
+	}
+	if got := read(t, name); got != "free\n" {
+		t.Errorf("the file is now %q", got)
 	}
 }
 
