@@ -205,15 +205,15 @@ func (w *world) frames(c net.Conn) *frames {
 	return f
 }
 
-// ask sends a header block on a stream of its own; it answers with the status, or 0 for a reset.
-func (f *frames) ask(fields ...string) (status string, reason gate.Reason) {
+// send sends a header block on a stream of its own.
+func (f *frames) send(fields ...string) (id uint32) {
 	f.t.Helper()
 	var block strings.Builder
 	enc := hpack.NewEncoder(&block)
 	for i := 0; i < len(fields); i += 2 {
 		must(f.t, enc.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1]}))
 	}
-	id := f.id
+	id = f.id
 	f.id += 2
 	const most = 16 << 10
 	b := []byte(block.String())
@@ -225,6 +225,13 @@ func (f *frames) ask(fields ...string) (status string, reason gate.Reason) {
 		b = b[len(next):]
 		must(f.t, f.fr.WriteContinuation(id, len(b) == 0, next))
 	}
+	return id
+}
+
+// ask sends a header block and answers with the status, or "reset".
+func (f *frames) ask(fields ...string) (status string, reason gate.Reason) {
+	f.t.Helper()
+	id := f.send(fields...)
 	for {
 		frame, err := f.fr.ReadFrame()
 		must(f.t, err)

@@ -474,7 +474,7 @@ type zeros struct{}
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
 func TestUnboundedBodiesKeepMemoryFlat(t *testing.T) {
-	const size, most = 256 << 20, 48 << 20
+	const size, most = bulk, 40 << 20
 	both(t, plain, func(t *testing.T, w *world, h2 bool) {
 		w.sink.answers(func(c net.Conn, _ *bufio.Reader, r *http.Request) {
 			n, _ := io.Copy(io.Discard, r.Body)

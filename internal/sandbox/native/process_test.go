@@ -392,4 +392,3 @@ func TestIdentityRule(t *testing.T) {
 		}
 	}
 }
-
