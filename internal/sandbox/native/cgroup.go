@@ -167,7 +167,7 @@ func owner() string {
 	return fmt.Sprintf("%d-%s-%x", os.Getpid(), startTime(os.Getpid()), random)
 }
 
-// startTime is field 22 of /proc/PID/stat, "" when there is no such process.
+// startTime is field 22 of /proc/PID/stat, "" when there is no such process or it is dead.
 func startTime(pid int) string {
 	b, err := readSmall(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -175,7 +175,7 @@ func startTime(pid int) string {
 	}
 	_, rest, ok := strings.Cut(b, ") ")
 	fields := strings.Fields(rest)
-	if !ok || len(fields) < 20 {
+	if !ok || len(fields) < 20 || fields[0] == "Z" { // a zombie owns nothing
 		return ""
 	}
 	return fields[19]
