@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -231,6 +232,30 @@ func tools(home string, c *config.Compiled) []native.Mount {
 		}
 	}
 	return list
+}
+
+// unseen is a hint for a command that the sandbox does not have but its caller does, "" when there is nothing to say.
+func unseen(home string, failed *native.ExecError) string {
+	if failed.Code != 127 {
+		return ""
+	}
+	name, err := exec.LookPath(failed.Name)
+	if err != nil {
+		return ""
+	}
+	file, err := filepath.EvalSymlinks(name)
+	if err != nil {
+		return ""
+	}
+	dir := filepath.Dir(name) // the directory that holds both, as an installation below a prefix has it
+	for dir != "/" && !within(file, dir) {
+		dir = filepath.Dir(dir)
+	}
+	flags := "--mount " + dir
+	if dir == home || !within(dir, home) { // the link and what it leads to are far apart
+		flags = "--mount " + filepath.Dir(name) + " --mount " + filepath.Dir(file)
+	}
+	return fmt.Sprintf("  hint: it is %s here, which the sandbox does not see: %s\n", name, flags)
 }
 
 // ports are the TCP ports that the policy names, for kernels where only single ports can be captured.
