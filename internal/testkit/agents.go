@@ -39,7 +39,7 @@ func AgentVersions(t T) map[string]string {
 }
 
 // InstallAgents gives the house claude, codex and gemini where their installers put them for a user: claude as its own installer does,
-// the others as `npm install --global` with a prefix below the home does. It returns the directories for PATH.
+// the others as `npm install --global` with a prefix below the home does, and puts both places first in PATH.
 func (h *House) InstallAgents(t T) {
 	t.Helper()
 	from := agents(t)
@@ -158,7 +158,7 @@ func agents(t T) string {
 	if _, err := os.Stat(at); err == nil {
 		return filepath.Join(at, "node_modules")
 	}
-	t.Logf("installing the agents into %s: about 300 MB are downloaded, once", at)
+	t.Logf("installing the agents into %s: about 400 MB are downloaded, once", at)
 	d, err := os.MkdirTemp(top, "new-")
 	d = must(t, d, err)
 	defer os.RemoveAll(d)

@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -35,6 +36,16 @@ func (r *Request) Body() (n int64, sum string, head []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.n, hex.EncodeToString(r.sum.Sum(nil)), append([]byte(nil), r.head...)
+}
+
+// Text is the body as far as it was read and kept, decoded.
+func (r *Request) Text(t T) string {
+	t.Helper()
+	_, _, head := r.Body()
+	b, err := decoded(r.Header.Get("Content-Encoding"), bytes.NewReader(head))
+	b = must(t, b, err)
+	text, err := io.ReadAll(io.LimitReader(b, 32<<20))
+	return string(must(t, text, err))
 }
 
 func (r *Request) took(b []byte) {
