@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -93,9 +92,6 @@ func (r *run) settle(context.Context) error {
 		if err := level.UnmarshalText([]byte(r.LogLevel)); err != nil {
 			return fmt.Errorf("--log-level %q: one of debug, info, warn, error", r.LogLevel)
 		}
-	}
-	if r.Quiet {
-		level = max(level, slog.LevelError)
 	}
 	r.log = slog.New(slog.NewTextHandler(r.Stderr, &slog.HandlerOptions{Level: level})).With("session", r.id.String())
 	if r.Profile == "" {
@@ -271,44 +267,16 @@ func (r *run) bind(ctx context.Context) error {
 	return nil
 }
 
-// announce names everything that is weaker than usual, once, before the command runs. The audit log has it in full; a person is told
-// in a line for each kind.
+// announce names everything that is weaker than usual, once, before the command runs.
 func (r *run) announce(context.Context) error {
-	machine := slices.Concat(r.process.Notes(), r.set.Notes)
-	all := slices.Clone(machine)
-	for _, given := range r.profile.Relaxations {
-		all = append(all, given.String())
-	}
-	for _, n := range append(all, r.profile.Warnings...) {
+	notes := append(append(r.process.Notes(), r.set.Notes...), r.profile.Relaxations...)
+	for _, n := range append(notes, r.profile.Warnings...) {
+		r.say(n)
 		if err := r.audit.Append(&record.Record{Kind: record.Notice, Event: newEvent(), Session: r.id, Detail: n}); err != nil {
 			return err
 		}
 	}
-	for _, n := range append(machine, relaxed(r.profile.Relaxations)...) {
-		r.say(n)
-	}
-	if n := len(r.profile.Warnings); n > 0 {
-		r.say(fmt.Sprintf("warnings about the policy: %d; postern policy check %s", n, r.sources[0]))
-	}
 	return nil
-}
-
-// relaxed has a line for each kind of relaxation, with the hosts that it is for.
-func relaxed(all []config.Relaxation) (lines []string) {
-	var keys []string
-	hosts := map[string][]string{}
-	for _, r := range all {
-		if hosts[r.Key] == nil {
-			keys = append(keys, r.Key)
-		}
-		if host := strings.TrimSuffix(r.Host, ":443"); !slices.Contains(hosts[r.Key], host) {
-			hosts[r.Key] = append(hosts[r.Key], host)
-		}
-	}
-	for _, k := range keys {
-		lines = append(lines, "relaxed: "+k+" ("+strings.Join(hosts[k], ", ")+")")
-	}
-	return lines
 }
 
 // wait runs the command to its end, and ends it when the session may not go on.
@@ -381,21 +349,13 @@ func (r *run) close() error {
 			_ = r.evidence.Close()
 		}
 		if n := r.gateway.Denials(); n > 0 && !r.Quiet {
-			fmt.Fprintf(r.Stderr, "postern: %d refused: postern log --denied --session %s%s\n", n, r.id.String()[:6], r.whichLog())
+			fmt.Fprintf(r.Stderr, "postern: %d refused; postern log --denied --session %s\n", n, r.id)
 		}
 	}
 	if r.audit != nil {
 		errs = append(errs, r.audit.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// whichLog is the flag that leads postern log to this session's log where it would look into another.
-func (r *run) whichLog() string {
-	if r.Config == "" || r.profile.Audit.Dir == "" {
-		return ""
-	}
-	return " --config " + r.Config
 }
 
 func (r *run) say(text string) {
