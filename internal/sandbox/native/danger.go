@@ -20,7 +20,7 @@ type DangerousMountError struct {
 }
 
 func (e *DangerousMountError) Error() string {
-	return fmt.Sprintf("sandbox: refusing to mount %s: it %s %s\nmount only the directory that the command works on, or relax it by name with --allow-dangerous-mount",
+	return fmt.Sprintf("sandbox: mount %s: it %s %s, which no sandbox should see\n  hint: mount only the directory that the command works on, or relax it by name with --allow-dangerous-mount",
 		e.Source, e.How, e.Dangerous)
 }
 
@@ -100,8 +100,8 @@ func newDangers(homes, extra []string) *dangers {
 func (d *dangers) add(p string) {
 	d.names = append(d.names, p)
 	real, err := filepath.EvalSymlinks(p)
-	if err != nil {
-		return
+	if err != nil { // what is missing must not be made by a sandbox either
+		real = resolveExisting(p)
 	}
 	if real != p {
 		d.names = append(d.names, real)
@@ -115,6 +115,17 @@ func (d *dangers) add(p string) {
 			d.parents[id] = p
 		}
 	}
+}
+
+// resolveExisting resolves the links of as much of p as there is.
+func resolveExisting(p string) string {
+	for dir := p; dir != "/"; {
+		dir = filepath.Dir(dir)
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			return filepath.Join(real, strings.TrimPrefix(p, dir))
+		}
+	}
+	return p
 }
 
 // check refuses source if it, or what it resolves to, is dangerous, lies below something dangerous, or contains it.

@@ -76,6 +76,24 @@ func TestDangerousMountsAreRefused(t *testing.T) {
 	}
 }
 
+// A home behind a link, in which nothing dangerous exists yet: a sandbox that had it could make postern's configuration.
+func TestDangerousThingsThatAreMissingAreKnownBehindLinks(t *testing.T) {
+	real := filepath.Join(t.TempDir(), "data", "user")
+	home := filepath.Join(t.TempDir(), "user")
+	if err := errors.Join(os.MkdirAll(filepath.Join(real, "project"), 0o755), os.Symlink(real, home)); err != nil {
+		t.Fatal(err)
+	}
+	d := newDangers([]string{home}, nil)
+	for _, p := range []string{real, filepath.Dir(real)} {
+		if err := d.check(p, p); !errors.As(err, new(*DangerousMountError)) {
+			t.Errorf("%s: %v", p, err)
+		}
+	}
+	if p := filepath.Join(real, "project"); d.check(p, p) != nil {
+		t.Errorf("a project is refused: %v", d.check(p, p))
+	}
+}
+
 func TestDangerousThingsAreKnownUnderOtherNames(t *testing.T) {
 	home := fakeHome(t)
 	netrc := filepath.Join(home, "real", "netrc")

@@ -208,6 +208,42 @@ func TestProtectedPathsStayAsTheyAre(t *testing.T) {
 	}
 }
 
+func TestProtectionIsOfTheFileAndNotOfItsName(t *testing.T) {
+	spec := newSpec(t)
+	policy := filepath.Join(spec.Workdir, "sub", "postern.yaml")
+	write(t, policy, "deny")
+	link := filepath.Join(t.TempDir(), "outside")
+	if err := os.Symlink(filepath.Dir(policy), link); err != nil {
+		t.Fatal(err)
+	}
+	spec.Mounts = append(spec.Mounts, Mount{Source: spec.Workdir, Target: "/src", Write: true}, Mount{Source: filepath.Dir(policy), Target: "/mnt/sub", Write: true},
+		Mount{Source: policy, Target: "/mnt/file", Write: true})
+	attacks := []string{"echo x >>/src/sub/postern.yaml", "mv /src/sub /src/s", "rm /mnt/sub/postern.yaml", "echo x >/mnt/file", "echo x >/mnt/sub/n; mv /mnt/sub/n /mnt/sub/postern.yaml"}
+	for _, name := range []string{policy, filepath.Join(link, "postern.yaml")} {
+		spec.Protect = []string{name}
+		for _, attack := range attacks {
+			if got := shell(t, spec, "("+attack+") 2>&1 && echo DONE || true"); strings.Contains(got, "DONE") {
+				t.Errorf("protected as %s: %s worked: %s", name, attack, got)
+			}
+		}
+	}
+	if err := os.Symlink("sub", filepath.Join(spec.Workdir, "inside")); err != nil {
+		t.Fatal(err)
+	}
+	spec.Protect = []string{filepath.Join(spec.Workdir, "inside", "postern.yaml")} // the link itself could be replaced
+	startFails(t, spec)
+	spec.Protect = []string{policy}
+	if err := os.Link(policy, filepath.Join(spec.Workdir, "second")); err != nil {
+		t.Fatal(err)
+	}
+	startFails(t, spec)
+	spec.Protect = nil
+	shell(t, spec, attacks[0]) // the arm without protection
+	if got := read(t, policy); got != "denyx\n" {
+		t.Errorf("the policy is now %q", got)
+	}
+}
+
 func TestUnixSocketsOfTheHostAreMasked(t *testing.T) {
 	spec := newSpec(t)
 	deep := filepath.Join(spec.Workdir, "a", "b")

@@ -40,8 +40,9 @@ func covered(p string) bool {
 
 // gathered is what A opened for one start. Its descriptors pin the objects that were checked until B has mounted them.
 type gathered struct {
-	mounts []planMount
-	notes  []string
+	mounts  []planMount
+	protect []string // of the sandbox
+	notes   []string
 	tools  int        // how many of mounts are tools; they come last
 	pins   []*os.File // O_PATH, in the order of mounts
 	trees  []*os.File // detached mounts for B, from descriptor firstFD on
@@ -100,6 +101,9 @@ func (s *Spec) gather(id Identity, root bool) (_ *gathered, err error) {
 			return nil, err
 		}
 	}
+	if g.protect, err = protected(s.Protect, g.mounts); err != nil {
+		return nil, err
+	}
 	for i := range g.mounts {
 		if !root {
 			break
@@ -109,6 +113,36 @@ func (s *Spec) gather(id Identity, root bool) (_ *gathered, err error) {
 		}
 	}
 	return g, nil
+}
+
+// protected says where the command could write to files of the host that it must not: under the name that each has in every writable
+// mount that shows it, for a mount may have another target than its source, and the way to a file may lead through links.
+func protected(paths []string, mounts []planMount) (list []string, err error) {
+	for _, p := range paths {
+		names := []string{p}
+		if real, err := filepath.EvalSymlinks(p); err == nil && real != p {
+			names = append(names, real)
+		}
+		found := len(list)
+		for _, name := range names {
+			for dir := name; ; dir = filepath.Dir(dir) {
+				id, _ := identityOf(dir)
+				for _, m := range mounts {
+					if m.Write && id == (inode{m.Dev, m.Ino}) {
+						list = append(list, filepath.Join(m.Target, strings.TrimPrefix(name, dir)))
+					}
+				}
+				if dir == "/" {
+					break
+				}
+			}
+		}
+		var st unix.Stat_t
+		if len(list) > found && unix.Stat(p, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink > 1 {
+			return nil, &Error{Op: "protect", Path: p, Err: errors.New("has a second name (a hard link), by which the command could write to it"), Hint: "put a copy in its place"}
+		}
+	}
+	return list, nil
 }
 
 func (g *gathered) add(m Mount, d *dangers, allow bool) error {

@@ -57,7 +57,7 @@ type Spec struct {
 	Mounts    []Mount  // what of the host the command may see; each must exist
 	Tools     []Mount  // mounted read-only when present, skipped with a note when dangerous
 	Files     []File   // generated files
-	Protect   []string // paths inside writable mounts that stay read-only
+	Protect   []string // paths of the host that stay read-only in whatever writable mount shows them
 	Mask      []string // further paths that are hidden
 	Dangerous []string // further paths of the host that no mount may touch: the gateway's own configuration, state and sockets
 
@@ -111,7 +111,7 @@ func (e *Error) Error() string {
 	}
 	s += ": " + e.Err.Error()
 	if e.Hint != "" {
-		s += "\n" + e.Hint
+		s += "\n  hint: " + e.Hint
 	}
 	return s
 }

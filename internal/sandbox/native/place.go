@@ -185,9 +185,12 @@ func (t *tree) protect(paths []string, mounts []planMount) error {
 			continue
 		}
 		fd, err := t.open(p)
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-			t.note("%s is not protected: it is missing or a symbolic link", p)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+			t.note("%s is not protected: it is missing", p)
 			continue
+		}
+		if errors.Is(err, unix.ELOOP) {
+			return &Error{Op: "protect", Path: p, Err: errors.New("a symbolic link on the way to it could be turned elsewhere by the command"), Hint: "name it without the link"}
 		}
 		if err != nil {
 			return &Error{Op: "protect", Path: p, Err: err}
@@ -224,7 +227,7 @@ func (t *tree) rebind(p string, attrs uint64) error {
 	return attach(clone, fd)
 }
 
-// writableMount returns the mount that holds p, if it is writable and p is not the mount itself.
+// writableMount returns the mount that holds p, if it is writable.
 func writableMount(p string, mounts []planMount) (planMount, bool) {
 	var best planMount
 	for _, m := range mounts {
@@ -232,7 +235,7 @@ func writableMount(p string, mounts []planMount) (planMount, bool) {
 			best = m
 		}
 	}
-	return best, best.Write && best.Target != p
+	return best, best.Write
 }
 
 // maskSockets covers Unix sockets of the host. A socket that is gone by now needs no mask.

@@ -103,7 +103,7 @@ type searched struct {
 func (s *Spec) plan(id Identity, have *gathered, io *stdio) (*plan, [][]byte) {
 	pl := &plan{
 		Command: s.Command, Env: s.Env, Workdir: s.Workdir, Home: s.Home, UID: id.UID, GID: id.GID, Hostname: s.Hostname,
-		Mounts: have.mounts, Protect: s.Protect, Mask: s.Mask, Limits: s.Limits, Console: io.console, Setup: s.Setup,
+		Mounts: have.mounts, Protect: have.protect, Mask: s.Mask, Limits: s.Limits, Console: io.console, Setup: s.Setup,
 	}
 	if pl.Workdir == "" {
 		pl.Workdir = s.Home
