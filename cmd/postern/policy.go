@@ -79,16 +79,14 @@ func printPolicy(out io.Writer, f *config.File) error {
 		for _, r := range p.Rules {
 			fmt.Fprintf(w, "  %s\t%s\t%s\n", r.Effect, visible(r.Name), ruleText(r))
 		}
-		printNotes(w, "relaxation", p.Relaxations)
-		printNotes(w, "warning", p.Warnings)
+		for _, r := range p.Relaxations {
+			fmt.Fprintf(w, "  relaxation: %s\n", visible(r.String()))
+		}
+		for _, n := range p.Warnings {
+			fmt.Fprintf(w, "  warning: %s\n", visible(n))
+		}
 	}
 	return w.Flush()
-}
-
-func printNotes(w io.Writer, kind string, notes []string) {
-	for _, n := range notes {
-		fmt.Fprintf(w, "  %s: %s\n", kind, visible(n))
-	}
 }
 
 // ruleText is a rule in one line, with what is not a default.

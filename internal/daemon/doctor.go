@@ -281,7 +281,10 @@ func (d *doctor) notes() []string {
 func (d *doctor) report() *Report {
 	r := &Report{
 		Version: reportVersion, Kernel: d.machine.release, UID: d.machine.euid, Profile: d.Profile, OK: true, Checks: []Entry{},
-		Relaxations: append([]string{}, d.profile.Relaxations...), Warnings: append([]string{}, d.profile.Warnings...), Notes: append([]string{}, d.notes()...),
+		Relaxations: []string{}, Warnings: append([]string{}, d.profile.Warnings...), Notes: append([]string{}, d.notes()...),
+	}
+	for _, given := range d.profile.Relaxations {
+		r.Relaxations = append(r.Relaxations, given.String())
 	}
 	if len(d.sources) > 0 {
 		r.Policy = d.sources[0]

@@ -148,7 +148,7 @@ func sourceProblem(s config.Source, euid int) (problem, remedy string) {
 	st, err := os.Stat(s.File)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return s.File + " does not exist", "log in with the tool that writes " + s.File + ", or name another source"
+		return s.File + " does not exist", "log in with the tool that writes it, or write the value to it: (umask 077; cat >" + s.File + ")"
 	case err != nil:
 		return err.Error(), "see that " + s.File + " can be reached"
 	case !st.Mode().IsRegular():

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"postern/internal/core/gate"
-	"postern/internal/core/record"
 	"postern/internal/hostile/attest"
 	"postern/internal/hostile/capture"
 	"postern/internal/operator/config"
@@ -77,7 +76,7 @@ func Run(ctx context.Context, o RunOptions) (code int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer func() { err = errors.Join(err, r.close()) }()
-	for _, step := range []func(context.Context) error{r.settle, r.readPolicy, r.openAudit, r.start, r.bind, r.announce} {
+	for _, step := range []func(context.Context) error{r.settle, r.readPolicy, r.lookForCredentials, r.openAudit, r.start, r.bind, r.announce} {
 		if err := step(ctx); err != nil {
 			return 0, err
 		}
@@ -92,6 +91,9 @@ func (r *run) settle(context.Context) error {
 		if err := level.UnmarshalText([]byte(r.LogLevel)); err != nil {
 			return fmt.Errorf("--log-level %q: one of debug, info, warn, error", r.LogLevel)
 		}
+	}
+	if r.Quiet {
+		level = max(level, slog.LevelError)
 	}
 	r.log = slog.New(slog.NewTextHandler(r.Stderr, &slog.HandlerOptions{Level: level})).With("session", r.id.String())
 	if r.Profile == "" {
@@ -267,18 +269,6 @@ func (r *run) bind(ctx context.Context) error {
 	return nil
 }
 
-// announce names everything that is weaker than usual, once, before the command runs.
-func (r *run) announce(context.Context) error {
-	notes := append(append(r.process.Notes(), r.set.Notes...), r.profile.Relaxations...)
-	for _, n := range append(notes, r.profile.Warnings...) {
-		r.say(n)
-		if err := r.audit.Append(&record.Record{Kind: record.Notice, Event: newEvent(), Session: r.id, Detail: n}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // wait runs the command to its end, and ends it when the session may not go on.
 func (r *run) wait(ctx context.Context, cancel context.CancelCauseFunc) (int, error) {
 	go func() {
@@ -349,19 +339,13 @@ func (r *run) close() error {
 			_ = r.evidence.Close()
 		}
 		if n := r.gateway.Denials(); n > 0 && !r.Quiet {
-			fmt.Fprintf(r.Stderr, "postern: %d refused; postern log --denied --session %s\n", n, r.id)
+			fmt.Fprintf(r.Stderr, "postern: %d refused: postern log --denied --session %s%s\n", n, r.id.String()[:6], r.whichLog())
 		}
 	}
 	if r.audit != nil {
 		errs = append(errs, r.audit.Close())
 	}
 	return errors.Join(errs...)
-}
-
-func (r *run) say(text string) {
-	if !r.Quiet {
-		fmt.Fprintln(r.Stderr, "postern:", text)
-	}
 }
 
 func newSession() gate.SessionID {

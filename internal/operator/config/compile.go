@@ -35,7 +35,7 @@ type compiler struct {
 	credentials map[gate.CredentialName]Credential
 	shapes      map[gate.CredentialName]preset.Shape
 	upstreams   map[gate.Authority]Upstream
-	announced   []string // relaxations of the file as a whole
+	announced   []Relaxation // of the file as a whole
 }
 
 func (c *compiler) compile() map[string]*Compiled {
@@ -107,11 +107,11 @@ func (c *compiler) compileUpstreams() {
 		}
 		u := Upstream{Address: s.Address.AddrPort, CAFile: s.CA.in(c.dir, c.home)}
 		c.upstreams[a] = u
-		line := c.label + ":" + strconv.Itoa(at.Line) + ": upstreams: " + a.String() + " is dialled at " + u.Address.String()
+		r := ruleset.Relaxation{Key: "upstreams", Host: a.String(), Means: "dialled at " + u.Address.String()}
 		if u.CAFile != "" {
-			line += " and verified with roots of its own"
+			r.Means += ", verified with roots of its own"
 		}
-		c.announced = append(c.announced, line)
+		c.announced = append(c.announced, Relaxation{Rule: c.label + ":" + strconv.Itoa(at.Line), Relaxation: r})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"postern/internal/core/limit"
 	"postern/internal/core/policy"
 	"postern/internal/operator/preset"
+	"postern/internal/operator/ruleset"
 )
 
 // Compiled is one profile, with all that a session needs of its policy file. It is shared and never changed.
@@ -32,9 +33,18 @@ type Compiled struct {
 	Voices []HostVoice          // how to refuse, by host; the first that matches; also for hosts of presets that are not used
 	H1Only []policy.HostPattern // hosts whose clients are never offered HTTP/2
 
-	Relaxations []string // what the profile gives up of the default protection, by line (POLICY.md 11)
-	Warnings    []string // what is probably not meant
+	Relaxations []Relaxation // what the profile gives up of the default protection, in the order of its lines
+	Warnings    []string     // what is probably not meant
 }
+
+// Relaxation is what one line of the policy, or of a preset, gives up.
+type Relaxation struct {
+	Rule string // "postern.yaml:12", "preset debian:6"
+	ruleset.Relaxation
+}
+
+// String is the relaxation in one line, with where it stands and what it means.
+func (r Relaxation) String() string { return r.Rule + ": " + r.Relaxation.String() }
 
 // Credential is where a credential's value is kept.
 type Credential struct {

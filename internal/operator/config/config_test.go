@@ -299,7 +299,7 @@ upstreams: {u.example.com: {address: "127.0.0.1:1"}}
 		t.Fatalf("%q", c.Relaxations)
 	}
 	for i, w := range want {
-		if !strings.HasPrefix(c.Relaxations[i], w) {
+		if !strings.HasPrefix(c.Relaxations[i].String(), w) {
 			t.Errorf("%q, want %q", c.Relaxations[i], w)
 		}
 	}

@@ -259,8 +259,8 @@ func forgeUser(host policy.HostPattern) string {
 func (p *profile) addRule(c ruleset.Compiled, at strictyaml.Pos) {
 	p.out.Rules = append(p.out.Rules, c.Rule)
 	p.places = append(p.places, at)
-	for _, text := range c.Relaxations {
-		p.out.Relaxations = append(p.out.Relaxations, c.Rule.Name+": "+text)
+	for _, r := range c.Relaxations {
+		p.out.Relaxations = append(p.out.Relaxations, Relaxation{Rule: c.Rule.Name, Relaxation: r})
 	}
 	in := c.Rule.Inject
 	if in.Mode == policy.InjectNone || in.Credential.IsZero() {

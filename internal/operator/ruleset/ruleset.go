@@ -4,7 +4,6 @@ package ruleset
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"golang.org/x/net/publicsuffix"
@@ -73,8 +72,7 @@ type Compiled struct {
 	Rule         policy.Rule
 	At           strictyaml.At
 	CredentialAt strictyaml.Pos // where its credential is named; zero without one
-	// Relaxations are what the line gives up of the default protection, one clause each (POLICY.md 11).
-	Relaxations []string
+	Relaxations  []Relaxation
 }
 
 // Compile checks one allow line and gives the rule it means. label names the line for people; errors go to r.
@@ -167,19 +165,28 @@ func (a *Allow) lintTunnel(rule policy.Rule, r *strictyaml.Report) {
 	}
 }
 
-func (a *Allow) relaxations(rule policy.Rule) []string {
-	var out []string
-	add := func(on bool, format string, args ...any) {
+// Relaxation is one thing that a line gives up of the default protection. It is announced by name when a session starts.
+type Relaxation struct {
+	Key   string // as the policy says it: "tls: tunnel"
+	Host  string // for which hosts
+	Means string // in one clause
+}
+
+func (r Relaxation) String() string { return r.Key + ": " + r.Host + ": " + r.Means }
+
+func (a *Allow) relaxations(rule policy.Rule) []Relaxation {
+	var out []Relaxation
+	add := func(on bool, key, means string) {
 		if on {
-			out = append(out, fmt.Sprintf(format, args...))
+			out = append(out, Relaxation{Key: key, Host: rule.Host.String(), Means: means})
 		}
 	}
-	add(a.AnyHost, "any_host: every host is allowed")
-	add(a.PublicSuffix, "public_suffix: anyone can register a name below %s", rule.Host)
-	add(rule.TLS == policy.Tunnel, "tls: tunnel to %s: nothing in it is seen", rule.Host)
-	add(rule.KeepClientCredentials, "client_credentials: keep for %s: a foreign account can carry data out", rule.Host)
-	add(rule.Scheme == gate.HTTP, "scheme: http to %s: neither private nor authenticated", rule.Host)
-	add(rule.Address.IsValid(), "address: %s may resolve to %s", rule.Host, rule.Address)
+	add(a.AnyHost, "any_host", "every host is allowed")
+	add(a.PublicSuffix, "public_suffix", "anyone can register a name below it")
+	add(rule.TLS == policy.Tunnel, "tls: tunnel", "nothing in it is seen")
+	add(rule.KeepClientCredentials, "client_credentials: keep", "a foreign account can carry data out")
+	add(rule.Scheme == gate.HTTP, "scheme: http", "neither private nor authenticated")
+	add(rule.Address.IsValid(), "address", "may resolve to "+rule.Address.String())
 	return out
 }
 
