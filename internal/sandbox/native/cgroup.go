@@ -37,27 +37,36 @@ func newCgroup(l Limits) (*cgroup, string) {
 	}
 	own, err := ownGroups()
 	if err != nil {
-		return nil, "no cgroup: " + err.Error()
+		return nil, noCgroup("memory and processes", err)
 	}
 	name := cgroupPrefix + owner()
 	var g cgroup
-	var missing []string
+	var missing []error
 	for _, h := range hierarchies(cgroupRoot, own, memory, processes) {
 		sweep(h.parents)
 		dir, err := h.create(name)
 		if err != nil {
-			missing = append(missing, err.Error())
+			missing = append(missing, err)
 			continue
 		}
 		g.dirs = append(g.dirs, dir)
 	}
 	if len(g.dirs) == 0 {
-		return nil, "no cgroup limits memory and processes of all the sandbox together: " + strings.Join(missing, "; ")
+		return nil, noCgroup("memory and processes", missing[0])
 	}
 	if len(missing) > 0 {
-		return &g, "cgroup limits are incomplete: " + strings.Join(missing, "; ")
+		return &g, noCgroup("memory or processes", missing[0])
 	}
 	return &g, ""
+}
+
+// noCgroup says in one line that there are no limits of the whole sandbox.
+func noCgroup(what string, why error) string {
+	var e *os.PathError
+	if errors.As(why, &e) {
+		why = e.Err // which directory is of no use to a person
+	}
+	return what + " have no limit of their own (cgroup: " + why.Error() + "): see postern doctor"
 }
 
 const cgroupRoot = "/sys/fs/cgroup"

@@ -20,7 +20,7 @@ type DangerousMountError struct {
 }
 
 func (e *DangerousMountError) Error() string {
-	return fmt.Sprintf("sandbox: mount %s: it %s %s, which no sandbox should see\n  hint: mount only the directory that the command works on, or relax it by name with --allow-dangerous-mount",
+	return fmt.Sprintf("sandbox: mount %s: it %s %s, which no sandbox should see\n  hint: mount only the directory that the command works on (cd there first), or relax it by name with --allow-dangerous-mount",
 		e.Source, e.How, e.Dangerous)
 }
 
