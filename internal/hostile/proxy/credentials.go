@@ -49,14 +49,27 @@ func plainNameByte(c byte) bool {
 // credentialParameter is the known name of a query parameter that carries a credential, "" when it is none. Parameters cannot be removed without
 // changing what was judged, so a request with one is refused.
 func credentialParameter(name string, injects bool) string {
-	name, _, _ = strings.Cut(strings.ToLower(name), "[") // PHP's arrays
-	name = strings.NewReplacer("-", "_", ".", "_", " ", "_").Replace(name)
-	switch name {
+	name, _, _ = strings.Cut(name, "[") // PHP's arrays
+	var known [16]byte
+	if len(name) > len(known) {
+		return ""
+	}
+	for i := range len(name) {
+		switch c := name[i]; {
+		case c >= 'A' && c <= 'Z':
+			known[i] = c | 0x20
+		case c == '-' || c == '.' || c == ' ': // to PHP these are underscores
+			known[i] = '_'
+		default:
+			known[i] = c
+		}
+	}
+	switch s := string(known[:len(name)]); s {
 	case "access_token", "api_key", "apikey", "private_token", "job_token", "oauth_token", "auth_token", "client_secret", "x_api_key", "x_goog_api_key":
-		return name
+		return s
 	case "key", "token": // common words elsewhere; on a host with a credential they are one
 		if injects {
-			return name
+			return s
 		}
 	}
 	return ""

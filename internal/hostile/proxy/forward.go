@@ -217,7 +217,7 @@ func (x *exchange) brokeOff(err error, w *watchdog) {
 	}
 }
 
-// hop-by-hop fields end at the gateway in either direction (RFC 9110 §7.6.1), besides those that Connection names.
+// removeHopByHop removes the fields that end at the gateway in either direction (RFC 9110 §7.6.1), with those that Connection names.
 func removeHopByHop(h http.Header) {
 	for _, v := range h["Connection"] {
 		for name := range strings.SplitSeq(v, ",") {

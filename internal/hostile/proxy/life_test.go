@@ -319,6 +319,30 @@ func TestCloseEndsEverything(t *testing.T) {
 	}
 }
 
+func TestCloseWaitsForTheRecordOfWhatItCut(t *testing.T) {
+	w := begin(t, allow("a.test"))
+	cut, release, closed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	w.upstream.before = func(r *http.Request) {
+		<-r.Context().Done()
+		close(cut)
+		<-release
+	}
+	io.WriteString(w.tls("a.test"), get("/", "a.test"))
+	w.log.next(t)
+	go func() { w.proxy.Close(); close(closed) }()
+	<-cut
+	select {
+	case <-closed:
+		t.Error("it did not")
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(release)
+	<-closed
+	if rest := w.log.rest(); len(rest) != 1 || rest[0].Kind != record.Outcome || rest[0].Reason != gate.ReasonSessionEnded {
+		t.Errorf("%+v", rest)
+	}
+}
+
 func TestClientsThatLeave(t *testing.T) {
 	both(t, plain, func(t *testing.T, w *world, h2 bool) {
 		streaming(w)

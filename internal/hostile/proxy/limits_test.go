@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"postern/internal/core/gate"
 	"postern/internal/core/limit"
 	"postern/internal/core/policy"
@@ -257,4 +259,22 @@ func TestAClientThatNeverReadsRefusalsIsCut(t *testing.T) {
 	}
 	w.log.rest()
 	w.passed(w.ask(w.tls("a.test"), get("/", "a.test")))
+}
+
+// An HTTP/2 client whose window stays shut holds a stream for a while, and no longer.
+func TestAnAnswerThatNobodyTakesIsCut(t *testing.T) {
+	w := newWorld(t, allow("a.test"))
+	w.limits.Progress = 300 * time.Millisecond
+	w.start()
+	f := w.frames(w.tls("a.test", h2only))
+	must(t, f.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
+	for _, authority := range []string{"a.test", "b.test"} {
+		id := f.send(":method", "GET", ":scheme", "https", ":path", "/", ":authority", authority)
+		for cut := false; !cut; {
+			frame, err := f.fr.ReadFrame()
+			must(t, err)
+			rst, ok := frame.(*http2.RSTStreamFrame)
+			cut = ok && rst.StreamID == id
+		}
+	}
 }

@@ -36,6 +36,7 @@ func TestAWatchdogMeasuresProgressAndNotTheWhole(t *testing.T) {
 		// Its exchange is over: whatever the transport still does, the connection is the next request's.
 		"stopped":             {func(w *watchdog) { w.stop(); after(time.Hour) }, nil, ""},
 		"uploaded, stopped":   {func(w *watchdog) { w.stop(); w.uploaded(); after(time.Hour) }, nil, ""},
+		"fired when it was":   {func(w *watchdog) { w.stop(); after(time.Hour); w.check() }, nil, ""},
 		"ended, stopped":      {func(w *watchdog) { w.stop(); w.end(gate.ReasonSessionEnded); after(time.Hour) }, nil, gate.ReasonSessionEnded},
 		"changed when it was": {func(w *watchdog) { w.end(gate.ReasonSessionEnded); w.cutting(w.cut) }, []stage{uploading, uploading}, gate.ReasonSessionEnded},
 	} {
