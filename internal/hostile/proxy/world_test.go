@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -540,11 +539,6 @@ func (m *minter) RefusalLeaf(h gate.Host) (*tls.Certificate, error) {
 		return nil, errors.New("the budget is spent")
 	}
 	return m.ca.leaf(h.String())
-}
-
-// verbose makes the proxy log to the test.
-func (w *world) verbose() {
-	w.config.Log = slog.New(slog.NewTextHandler(w.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
 func itoa(n int) string { return fmt.Sprintf("%d", n) }
