@@ -34,6 +34,7 @@ type GatewayConfig struct {
 	Profile      *config.Compiled
 	Authority    *ca.Authority
 	Placeholders *placeholder.Set // nil: none
+	Writable     []string         // what of the host the sandbox can write, free of links
 	Recorder     proxy.Recorder
 	Log          *slog.Logger
 }

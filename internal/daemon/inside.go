@@ -222,6 +222,30 @@ func parseMount(s string) (native.Mount, error) {
 	return native.Mount{Source: src, Target: filepath.Clean(dst), Write: write}, nil
 }
 
+// rootFiles are the files of roots that upstreams are verified with.
+func rootFiles(c *config.Compiled) (list []string) {
+	for _, u := range c.Upstreams {
+		if u.CAFile != "" {
+			list = append(list, u.CAFile)
+		}
+	}
+	return list
+}
+
+// writable is what of the host the mounts let the sandbox change, free of links.
+func writable(list []native.Mount) (paths []string) {
+	for _, m := range list {
+		if !m.Write {
+			continue
+		}
+		paths = append(paths, m.Source)
+		if real, err := filepath.EvalSymlinks(m.Source); err == nil && real != m.Source {
+			paths = append(paths, real)
+		}
+	}
+	return paths
+}
+
 // tools are read-only directories below the caller's home that hold programs.
 func tools(home string, c *config.Compiled) []native.Mount {
 	list := native.DefaultTools(home)

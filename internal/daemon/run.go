@@ -184,7 +184,7 @@ func (r *run) start(ctx context.Context) error {
 	if err := native.Harden(); err != nil { // after the child is started: it writes the child's uid map
 		return err
 	}
-	r.gateway, err = NewGateway(GatewayConfig{Session: r.id, Profile: r.profile, Authority: authority, Placeholders: stand, Recorder: r.audit, Log: r.log})
+	r.gateway, err = NewGateway(GatewayConfig{Session: r.id, Profile: r.profile, Authority: authority, Placeholders: stand, Writable: writable(r.given.Mounts), Recorder: r.audit, Log: r.log})
 	return err
 }
 
@@ -204,7 +204,7 @@ func (r *run) spec(bundle *trust.Bundle, placeholders map[gate.CredentialName]st
 	s := native.Spec{
 		Command: r.Command, Env: env, Workdir: r.Workdir, Home: r.home, User: r.user,
 		Mounts: mount, Tools: tools(r.home, r.profile), Files: append(files(r.home, r.Workdir, env, r.profile, bundle, rendered), r.extra...),
-		Protect: r.sources, Dangerous: ownDirectories(r.profile), AllowDangerousMount: r.AllowDangerousMount,
+		Protect: append(rootFiles(r.profile), r.sources...), Dangerous: ownDirectories(r.profile), AllowDangerousMount: r.AllowDangerousMount,
 		Limits: native.Limits{Memory: r.profile.Sandbox.Memory, Processes: int64(r.profile.Sandbox.Processes),
 			OpenFiles: int64(r.profile.Sandbox.Files), FileSize: r.profile.Sandbox.FileSize},
 		Setup: setupRequest(ports(r.profile)),
@@ -305,7 +305,7 @@ func (r *run) wait(ctx context.Context, cancel context.CancelCauseFunc) (int, er
 
 // reload reads the policy as readPolicy did; its files must still be trusted.
 func (r *run) reload() (*config.Compiled, error) {
-	f, err := config.Open(r.Config, r.Workdir)
+	f, err := config.Open(r.Config, filepath.Dir(r.sources[0])) // not a nearer file, which the sandbox may have made
 	if err != nil {
 		return nil, err
 	}

@@ -26,6 +26,7 @@ type UpstreamConfig struct {
 	Session     gate.SessionID
 	Credentials map[gate.CredentialName]config.Credential
 	Upstreams   map[gate.Authority]config.Upstream
+	Writable    []string      // what of the host a sandbox can write, free of links: no credential's command is taken from there
 	Proxy       *url.URL      // nil: none
 	Answer      time.Duration // until an upstream's response head; zero: egress's default
 }
@@ -47,7 +48,7 @@ func NewUpstream(c UpstreamConfig) (*Upstream, error) {
 	if err != nil {
 		return nil, err
 	}
-	specs, err := sources(c.Credentials)
+	specs, err := sources(c.Credentials, c.Writable)
 	if err != nil {
 		return nil, err
 	}
@@ -62,12 +63,12 @@ func NewUpstream(c UpstreamConfig) (*Upstream, error) {
 
 // upstreamConfig takes out of a gateway's profile what concerns the world.
 func upstreamConfig(c GatewayConfig) UpstreamConfig {
-	return UpstreamConfig{Session: c.Session, Credentials: c.Profile.Credentials, Upstreams: c.Profile.Upstreams, Proxy: c.Profile.Proxy,
+	return UpstreamConfig{Session: c.Session, Credentials: c.Profile.Credentials, Upstreams: c.Profile.Upstreams, Writable: c.Writable, Proxy: c.Profile.Proxy,
 		Answer: c.Profile.Limits.Complete().Answer}
 }
 
 // sources makes of each declared credential the source that reads it.
-func sources(declared map[gate.CredentialName]config.Credential) (map[gate.CredentialName]broker.Spec, error) {
+func sources(declared map[gate.CredentialName]config.Credential, writable []string) (map[gate.CredentialName]broker.Spec, error) {
 	specs := make(map[gate.CredentialName]broker.Spec, len(declared))
 	for name, c := range declared {
 		spec := broker.Spec{Kind: broker.APIKey}
@@ -76,7 +77,7 @@ func sources(declared map[gate.CredentialName]config.Credential) (map[gate.Crede
 		}
 		var err error
 		if len(c.Source.Command) > 0 {
-			spec.Source, err = broker.NewCommand(broker.CommandConfig{Argv: c.Source.Command})
+			spec.Source, err = broker.NewCommand(broker.CommandConfig{Argv: c.Source.Command, Avoid: writable})
 		} else {
 			spec.Source, err = broker.NewFile(c.Source.File, c.Source.JSON...)
 		}

@@ -128,10 +128,14 @@ func limitOf(resource int) unix.Rlimit {
 }
 
 func noCore(l unix.Rlimit) Result {
-	if l.Cur != 0 || l.Max != 0 {
+	pattern, _ := readSmall("/proc/sys/kernel/core_pattern") // "" when it is not to be read
+	switch {
+	case l.Cur > 1 || l.Max > 1:
 		return notHeld("RLIMIT_CORE is %s, at most %s", limitText(l.Cur), limitText(l.Max))
+	case l.Max == 0 && len(pattern) > 0 && pattern[0] == '|':
+		return notHeld("RLIMIT_CORE is 0, which does not keep the kernel from starting the host's %s", pattern)
 	}
-	return held("RLIMIT_CORE 0")
+	return held("RLIMIT_CORE %d", l.Max)
 }
 
 func finite(l unix.Rlimit) Result {

@@ -54,6 +54,10 @@ func (t *tree) forbidNamespaces() error {
 
 const defaultProcesses = 4096
 
+// coreLimit allows no core file, for none is so small, and, unlike 0, keeps the kernel from starting the program of a core pattern that is
+// a pipe: as root, in the host's namespaces (core(5), coredump_pipe in fs/coredump.c).
+const coreLimit = 1
+
 func resourceLimits(l Limits) error {
 	set := func(resource int, value uint64) error {
 		var now unix.Rlimit
@@ -67,7 +71,7 @@ func resourceLimits(l Limits) error {
 	if l.Processes > 0 {
 		processes = uint64(l.Processes)
 	}
-	err := errors.Join(set(unix.RLIMIT_CORE, 0), set(unix.RLIMIT_NPROC, processes))
+	err := errors.Join(set(unix.RLIMIT_CORE, coreLimit), set(unix.RLIMIT_NPROC, processes))
 	if l.FileSize > 0 {
 		err = errors.Join(err, set(unix.RLIMIT_FSIZE, uint64(l.FileSize)))
 	}

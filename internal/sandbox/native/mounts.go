@@ -43,9 +43,9 @@ type gathered struct {
 	mounts  []planMount
 	protect []string // of the sandbox
 	notes   []string
-	tools  int        // how many of mounts are tools; they come last
-	pins   []*os.File // O_PATH, in the order of mounts
-	trees  []*os.File // detached mounts for B, from descriptor firstFD on
+	tools   int        // how many of mounts are tools; they come last
+	pins    []*os.File // O_PATH, in the order of mounts
+	trees   []*os.File // detached mounts for B, from descriptor firstFD on
 }
 
 func (g *gathered) close() {

@@ -182,6 +182,9 @@ func TestPrivilegesAreGone(t *testing.T) {
 	if !strings.HasSuffix(status, "\n0") {
 		t.Errorf("core files are not off:\n%s", status)
 	}
+	if got := strings.Fields(shell(t, spec, "grep '^Max core' /proc/self/limits")); len(got) < 6 || got[4] != "1" || got[5] != "1" {
+		t.Errorf("a core pattern that is a pipe would run on the host: %q", got) // it does with a limit of 0
+	}
 	if got := shell(t, spec, "setpriv --dump | grep -i securebits"); strings.Count(got, "locked") < 3 {
 		t.Errorf("secure bits: %s", got)
 	}

@@ -226,6 +226,54 @@ func TestCommandRunsInACleanPlace(t *testing.T) {
 	}
 }
 
+// A sandbox that can write what runs on the host has the host.
+func TestNothingThatASandboxCanWriteIsRun(t *testing.T) {
+	script := func(path, word string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte("#!/bin/sh\necho "+word+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	work, bin := t.TempDir(), t.TempDir()
+	script(filepath.Join(work, "tool"), "sandbox")
+	script(filepath.Join(bin, "tool"), "host")
+	for name, to := range map[string]string{"direct": filepath.Join(work, "tool"), "chain": filepath.Join(work, "back"), "dir": work, "good": "tool"} {
+		if err := os.Symlink(to, filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(filepath.Join(bin, "tool"), filepath.Join(work, "back")); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		path string
+		argv []string
+		want string // "": refused
+	}{
+		{work + ":" + bin, []string{"tool"}, "host\n"},
+		{bin + "/dir:" + bin, []string{"tool"}, "host\n"},
+		{".::bin:" + bin, []string{"good"}, "host\n"},
+		{work, []string{"tool"}, ""},
+		{bin, []string{"direct"}, ""},
+		{bin, []string{"chain"}, ""}, // ends outside, by way of a link that a sandbox can turn
+		{bin, []string{filepath.Join(work, "tool")}, ""},
+		{bin, []string{filepath.Join(bin, "dir", "tool")}, ""},
+		{bin, []string{"tool", filepath.Join(work, "script.py")}, ""},
+		{work + ":" + bin, []string{"/bin/sh", "-c", "tool"}, "host\n"}, // what the program itself runs
+		{bin, []string{filepath.Join(bin, "tool"), work + "2"}, "host\n"},
+	} {
+		k := command(t, CommandConfig{Argv: c.argv, Env: []string{"PATH=" + c.path}, Avoid: []string{work}})
+		got, err := k.Load(t.Context())
+		if string(got) != c.want || (err != nil) != (c.want == "") {
+			t.Errorf("PATH=%s %v: %q, %v", c.path, c.argv, got, err)
+		}
+	}
+	control := command(t, CommandConfig{Argv: []string{"tool"}, Env: []string{"PATH=" + work}})
+	if got, err := control.Load(t.Context()); err != nil || string(got) != "sandbox\n" {
+		t.Errorf("the arm without protection: %q, %v", got, err)
+	}
+}
+
 func TestFailedCommandTellsItsComplaintOnly(t *testing.T) {
 	value := token(t)
 	_, err := command(t, shell(t, `echo "$1"; echo "vault is locked, last value $1" >&2; echo second line >&2; exit 3`, value)).Load(t.Context())
