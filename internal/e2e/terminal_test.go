@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -97,10 +98,11 @@ func TestJobControlWorksInATerminal(t *testing.T) {
 		tty.start(t, cmd)
 		readUntil(t, tty.master, "prompt>")
 		for _, step := range []struct{ send, want string }{
-			{"sleep 100\n", "sleep 100"}, {"\x1a", "Stopped"}, {"jobs\n", "sleep 100"}, {"kill %1; wait; echo gone-$?\n", "gone-"}, {"echo $((6*7))\n", "42"}, {"exit 4\n", "exit"},
+			{"sleep 100\n", "sleep 100"}, {"\x1a", "Stopped"}, {"jobs\n", "sleep 100"}, {"kill %1; wait; echo gone-$?\n", "gone-"}, {"echo $((6*7))\n", "42"},
+			{"exit 4\nexit 4\n", "exit"}, // twice: a shell that has not noticed the job's death warns of stopped jobs once
 		} {
 			if step.send == "\x1a" {
-				waitFor(t, func() bool { return foreground(tty) != cmd.Process.Pid && len(processesNamed("sleep")) > 0 })
+				waitFor(t, func() bool { return processNamed(foreground(tty), "sleep") })
 			}
 			if _, err := io.WriteString(tty.master, step.send); err != nil {
 				t.Fatal(err)
@@ -123,15 +125,10 @@ func foreground(tty *terminal) int {
 	return pgid
 }
 
-func processesNamed(name string) []string {
-	var found []string
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		if b, err := os.ReadFile("/proc/" + e.Name() + "/comm"); err == nil && strings.TrimSpace(string(b)) == name {
-			found = append(found, e.Name())
-		}
-	}
-	return found
+// processNamed reports whether a process is that program by now.
+func processNamed(pid int, name string) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	return err == nil && strings.TrimSpace(string(b)) == name
 }
 
 // TestNothingIsTypedIntoTheTerminal: a process in the sandbox must not put input into the terminal that outlives it.
