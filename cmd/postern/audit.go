@@ -12,18 +12,20 @@ import (
 )
 
 func newAuditCmd() *cobra.Command {
-	c := &cobra.Command{
+	c := holds(&cobra.Command{
 		Use:   "audit",
 		Short: "Prove that the audit log is whole",
 		Long: `Every line of the audit log holds the hash of the line before it, and a ledger says which files there are and how they end.
 docs/reference/audit.md describes both.`,
-	}
+		Example: `  postern audit verify`,
+	})
 	c.AddCommand(newAuditVerifyCmd())
 	return c
 }
 
 func newAuditVerifyCmd() *cobra.Command {
-	return &cobra.Command{
+	var at place
+	c := &cobra.Command{
 		Use:   "verify [DIR]",
 		Short: "Check every chain of the audit log, and name the first fault of each file",
 		Long: `Reads every file of the log directory (DIR, else the one that postern run writes here) and checks that no record was edited, removed,
@@ -31,14 +33,14 @@ added, moved or brought from elsewhere. A session that is running, or whose proc
 is no fault. What follows the end of a killed session's last whole record cannot be known.
 
 The log is not signed: who may write the directory can rewrite all of it. Keep the ledger's head, printed last, somewhere else; as long
-as ledger.jsonl verifies and still holds that hash, nothing before it was rewritten.
-
-Exit status: 0 whole, 1 damaged.`,
+as ledger.jsonl verifies and still holds that hash, nothing before it was rewritten.`,
 		Example: `  postern audit verify
   postern audit verify /var/lib/postern/audit`,
-		Args: cobra.MaximumNArgs(1),
+		Annotations: ends("0    every file is whole\n1    one is damaged, or could not be read\n2    the command line was wrong"),
+		Args:        takes(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
-			dir, err := auditDir(strings.Join(args, ""))
+			at.dir = strings.Join(args, "")
+			dir, err := at.find(c.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -53,6 +55,8 @@ Exit status: 0 whole, 1 damaged.`,
 			return nil
 		},
 	}
+	at.policyFlag(c)
+	return c
 }
 
 // printReport writes a line for each file and one for all.

@@ -26,12 +26,11 @@ the walls from inside. Meanwhile servers of the host listen for what must not ar
 session's audit records; no credential is read, and nothing is sent to the world.
 
 Each protection is held, NOT HELD, or not available where this machine has nothing to hold. A protection that is not
-held says what that means and how to mend it. docs/reference/doctor.md lists all of them.
-
-Exit status: 0 when every essential protection is held or not available, 1 otherwise.`,
+held says what that means and how to mend it. docs/reference/doctor.md lists all of them.`,
 		Example: `  postern doctor
   postern doctor --profile ci --json | jq '.checks[] | select(.status != "held")'`,
-		Args: cobra.NoArgs,
+		Annotations: ends("0    every essential protection is held, or not available\n1    one is not held, or doctor could not examine it\n2    the command line was wrong"),
+		Args:        takes(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := daemon.Doctor(c.Context(), o)
 			if err != nil {
@@ -52,8 +51,8 @@ Exit status: 0 when every essential protection is held or not available, 1 other
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Config, "config", "", "policy file; naming it is trusting it")
-	f.StringVar(&o.Profile, "profile", "default", "profile of the policy file")
+	f.StringVar(&o.Config, "config", "", "policy `FILE`; naming it is trusting it (default: as postern run finds it)")
+	profileFlag(c, &o.Profile)
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")
 	return c
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -19,7 +18,7 @@ import (
 )
 
 func newExplainCmd() *cobra.Command {
-	var dir string
+	var at place
 	c := &cobra.Command{
 		Use:   "explain EVENT",
 		Short: "Say why a request was refused or allowed, and what line would allow it",
@@ -28,9 +27,9 @@ asked for, which rule decided or that none did, what that means, and for a refus
 exactly this. Whether they should stand there is yours to decide.`,
 		Example: `  postern explain e3k9x0b2m4n6p8q1r
   postern explain e3k9`,
-		Args: cobra.ExactArgs(1),
+		Args: takes(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
-			d, err := auditDir(dir)
+			d, err := at.find(c.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -42,7 +41,7 @@ exactly this. Whether they should stand there is yours to decide.`,
 			return nil
 		},
 	}
-	c.Flags().StringVar(&dir, "dir", "", "`directory` of the log")
+	at.flags(c)
 	return c
 }
 
@@ -54,7 +53,7 @@ const (
 // findEvent reads the records of one event: its decision and its outcome.
 func findEvent(dir, id string) ([]record.Stored, error) {
 	if len(id) < shortestEvent || id[0] != 'e' || strings.ContainsFunc(id, notOfAnID) {
-		return nil, &exitError{exitUsage, errors.New("an event begins with e and has sixteen more letters and digits\n  hint: postern log shows them")}
+		return nil, usage("an event begins with e and has sixteen more letters and digits", "postern log shows them")
 	}
 	var found []record.Stored
 	var events []string

@@ -25,12 +25,15 @@ func newInitCmd() *cobra.Command {
 		Long: `Looks at the repository's origin, at which clients are on PATH, at which files hold credentials, and at the private registries
 of your npm and pip settings, and writes a postern.yaml that allows what they need. It runs no program and prints no credential,
 and asks before a policy uses one. Without a terminal it uses none, unless you say --yes; pushing is allowed only when you are asked.
-It never overwrites a file.`,
-		Args: cobra.NoArgs,
+It never overwrites a file. The file that it wrote is trusted; postern policy trust is for files that came from elsewhere.`,
+		Example: `  postern init
+  postern init --dir ~/src/widgets
+  postern init --yes                # where nobody can be asked`,
+		Args: takes(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error { return runInit(c, dir, yes) },
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "use every credential that is found, without asking")
-	c.Flags().StringVar(&dir, "dir", "", "directory to write to (default: the top of the git working tree, else the working directory)")
+	c.Flags().StringVar(&dir, "dir", "", "write to `DIR` (default: the top of the git working tree, else the working directory)")
 	return c
 }
 

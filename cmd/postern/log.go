@@ -16,13 +16,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"postern/internal/operator/config"
 	"postern/internal/operator/journal"
 	"postern/internal/trusted/audit"
 )
 
 // logOptions are the flags of postern log.
 type logOptions struct {
-	dir     string
+	place
 	session string
 	since   string
 	last    int
@@ -51,8 +52,12 @@ event to postern explain. Times are local. What a sandbox sent is escaped. Colou
 		Example: `  postern log -f                    # as it happens
   postern log --denied --since 1h   # what was refused in the last hour
   postern log --session s7k2 --json # one session's records as they are stored`,
-		Args: cobra.NoArgs,
+		Args: takes(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
+			var err error
+			if o.dir, err = o.find(c.ErrOrStderr()); err != nil {
+				return err
+			}
 			return runLog(c.Context(), c.OutOrStdout(), o, newPrinter(c.OutOrStdout(), time.Now(), time.Local))
 		},
 	}
@@ -63,16 +68,44 @@ event to postern explain. Times are local. What a sandbox sent is escaped. Colou
 	f.StringVar(&o.since, "since", "", "only what is younger than `DUR`: 90s, 15m, 8h, 7d")
 	f.BoolVar(&o.json, "json", false, "print the stored lines")
 	f.IntVarP(&o.last, "last", "n", 0, "only the last `N` records (default: all, or 10 with -f)")
-	f.StringVar(&o.dir, "dir", "", "`directory` of the log")
+	o.flags(c)
 	return c
 }
 
-// auditDir is where the log is, unless a directory was named.
-func auditDir(named string) (string, error) {
-	if named != "" {
-		return named, nil
+// place is where a log is looked for: in a directory, else where a policy says, else where it is by default.
+type place struct{ dir, config string }
+
+func (p *place) flags(c *cobra.Command) {
+	c.Flags().StringVar(&p.dir, "dir", "", "read the log in `DIR`")
+	p.policyFlag(c)
+}
+
+func (p *place) policyFlag(c *cobra.Command) {
+	c.Flags().StringVar(&p.config, "config", "", "read the log that the policy `FILE` names (default: the policy that postern run would use here)")
+}
+
+// find is the log's directory. A policy that postern run would not use here does not decide; that is said, and the default is read.
+func (p place) find(stderr io.Writer) (string, error) {
+	if p.dir != "" {
+		return p.dir, nil
 	}
-	return audit.DefaultDir(os.Getenv, os.Geteuid())
+	work, err := os.Getwd()
+	if err != nil && p.config == "" {
+		return audit.DefaultDir(os.Getenv, os.Geteuid())
+	}
+	f, err := config.Open(p.config, work)
+	switch {
+	case err == nil && f.AuditDir() != "":
+		return f.AuditDir(), nil
+	case err != nil && p.config != "":
+		return "", err
+	}
+	dir, missing := audit.DefaultDir(os.Getenv, os.Geteuid())
+	if missing == nil && err != nil && !errors.Is(err, config.ErrNotFound) {
+		why, _, _ := strings.Cut(err.Error(), "\n")
+		fmt.Fprintf(stderr, "postern: %s; this is the log in %s\n", why, visible(dir))
+	}
+	return dir, missing
 }
 
 // noLog says what a missing directory means.
@@ -92,7 +125,7 @@ func parseSince(s string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 {
-		return 0, &exitError{exitUsage, errors.New("--since takes a duration like 90s, 15m, 8h or 7d")}
+		return 0, usage(fmt.Sprintf("--since %q: not a duration", s), "90s, 15m, 8h or 7d")
 	}
 	return d, nil
 }
@@ -107,18 +140,14 @@ func runLog(ctx context.Context, out io.Writer, o logOptions, p *printer) error 
 		q.Since = p.now.Add(-d)
 	}
 	if o.last < 0 || o.last > mostLast {
-		return &exitError{exitUsage, fmt.Errorf("-n takes a number up to %d", mostLast)}
+		return usage(fmt.Sprintf("-n %d: not a number of records", o.last), fmt.Sprintf("a number up to %d", mostLast))
 	}
 	if o.follow && o.last == 0 {
 		o.last = followLast
 	}
-	dir, err := auditDir(o.dir)
+	r, err := journal.NewReader(o.dir, q)
 	if err != nil {
-		return err
-	}
-	r, err := journal.NewReader(dir, q)
-	if err != nil {
-		return noLog(dir, err)
+		return noLog(o.dir, err)
 	}
 	defer r.Close()
 	p.sessions = o.session == ""

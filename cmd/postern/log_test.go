@@ -191,7 +191,7 @@ func TestLogSinceLeavesOutWhatIsOlder(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 	for _, bad := range []string{"yesterday", "-1h", "1", "0s"} {
-		if err := runLog(t.Context(), io.Discard, logOptions{dir: d.dir, since: bad}, newPrinter(io.Discard, d.at, time.UTC)); err == nil {
+		if err := runLog(t.Context(), io.Discard, logOptions{place: place{dir: d.dir}, since: bad}, newPrinter(io.Discard, d.at, time.UTC)); err == nil {
 			t.Errorf("--since %s was accepted", bad)
 		}
 	}
@@ -247,7 +247,7 @@ func TestLogFollowsNewRecordsSessionsAndSegments(t *testing.T) {
 	done := make(chan error, 1)
 	p := newPrinter(w, d.at, time.UTC)
 	go func() {
-		err := runLog(ctx, w, logOptions{dir: d.dir, follow: true}, p)
+		err := runLog(ctx, w, logOptions{place: place{dir: d.dir}, follow: true}, p)
 		done <- errors.Join(err, w.Close())
 	}()
 	lines := bufio.NewScanner(r)
@@ -276,7 +276,7 @@ func TestLogFollowsNewRecordsSessionsAndSegments(t *testing.T) {
 }
 
 func TestLogOfNothingSaysWhatToDo(t *testing.T) {
-	err := runLog(t.Context(), io.Discard, logOptions{dir: filepath.Join(t.TempDir(), "none")}, newPrinter(io.Discard, time.Now(), time.UTC))
+	err := runLog(t.Context(), io.Discard, logOptions{place: place{dir: filepath.Join(t.TempDir(), "none")}}, newPrinter(io.Discard, time.Now(), time.UTC))
 	if err == nil || !strings.Contains(err.Error(), "hint: postern run") {
 		t.Error(err)
 	}

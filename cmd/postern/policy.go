@@ -20,12 +20,14 @@ import (
 )
 
 func newPolicyCmd() *cobra.Command {
-	c := &cobra.Command{
+	c := holds(&cobra.Command{
 		Use:   "policy",
 		Short: "Check, explain, test and trust policy files",
 		Long: `A policy file says which hosts, methods, paths and repositories a sandbox may use, and which credential goes where.
-What it does not allow is refused. These commands read it exactly as postern run does.`,
-	}
+What it does not allow is refused. These commands read it exactly as postern run does. docs/reference/policy.md has every key.`,
+		Example: `  postern policy check
+  postern policy explain --method POST https://api.stripe.com/v1/payouts`,
+	})
 	c.AddCommand(newPolicyCheckCmd(), newPolicyExplainCmd(), newPolicyTestCmd(), newPolicyTrustCmd(), newPolicySchemaCmd())
 	return c
 }
@@ -35,8 +37,12 @@ func newPolicyCheckCmd() *cobra.Command {
 		Use:   "check [FILE]",
 		Short: "Compile a policy file and print its rules in order",
 		Long: `Reads FILE, else the policy that postern run would use here, and prints each profile: the rules in the order in which they
-are tried, the credentials they use, and every relaxation by name. All errors are printed with line, column and a hint.`,
-		Args: cobra.MaximumNArgs(1),
+are tried, the credentials they use, and every relaxation by name. All errors are printed with line, column and a hint.
+It grants nothing, so FILE need not be trusted.`,
+		Example: `  postern policy check
+  postern policy check examples/agent/postern.yaml`,
+		Annotations: ends("0    the file is valid\n1    it is not, or could not be read\n2    the command line was wrong"),
+		Args:        takes(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			f, err := loadPolicy(strings.Join(args, ""))
 			if err != nil {
@@ -154,7 +160,10 @@ func newPolicyTrustCmd() *cobra.Command {
 		Long: `A policy file names credentials of this host and commands that run on it, so postern run does not use one that came with a
 repository until you approved its content. This prints what FILE (or the postern.yaml found here) grants, asks, and remembers
 the content's hash. A file that changes must be approved again.`,
-		Args: cobra.MaximumNArgs(1),
+		Example: `  postern policy trust
+  postern policy trust --yes ./postern.yaml   # after reading it`,
+		Annotations: ends("0    approved\n1    not approved, or the file is not valid\n2    the command line was wrong"),
+		Args:        takes(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			f, err := loadPolicy(strings.Join(args, ""))
 			if err != nil {
@@ -237,7 +246,12 @@ func newPolicySchemaCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of postern.yaml, for editors",
-		Args:  cobra.NoArgs,
+		Long: `Prints the JSON Schema that the reader of policy files is made of. An editor that knows it completes keys and marks mistakes as you
+type; postern policy check finds more than a schema can say.`,
+		Example: `  postern policy schema > ~/.config/postern/schema.json
+  # first line of a postern.yaml, for editors with the YAML language server:
+  # yaml-language-server: $schema=/home/me/.config/postern/schema.json`,
+		Args: takes(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			s, err := config.Schema()
 			if err != nil {

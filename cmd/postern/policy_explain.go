@@ -27,11 +27,14 @@ type question struct {
 func newPolicyExplainCmd() *cobra.Command {
 	var q question
 	c := &cobra.Command{
-		Use:   "explain [flags] URL",
+		Use:   "explain URL",
 		Short: "Say what would happen to a request, by which rule, and what line would allow it",
+		Long: `Asks the policy about one request, exactly as the gateway would: prints the verdict and its reason, the rule that decided with its
+line, where a credential would go, and for a refusal the line that would allow it. Nothing is sent, and no credential is read.`,
 		Example: `  postern policy explain --method POST https://api.stripe.com/v1/payouts
   postern policy explain 'https://github.com/acme/widgets/info/refs?service=git-receive-pack'`,
-		Args: cobra.ExactArgs(1),
+		Annotations: ends("0    the policy decided, whatever its verdict\n1    the policy or the URL could not be read\n2    the command line was wrong"),
+		Args:        takes(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			q.url = args[0]
 			f, err := loadPolicy(q.file)
@@ -46,9 +49,9 @@ func newPolicyExplainCmd() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&q.file, "config", "", "policy file (default: the one that postern run would use here)")
-	f.StringVar(&q.profile, "profile", "default", "profile of the policy file")
-	f.StringVarP(&q.method, "method", "X", "GET", "HTTP method")
+	f.StringVar(&q.file, "config", "", "policy `FILE` (default: the one that postern run would use here)")
+	profileFlag(c, &q.profile)
+	f.StringVarP(&q.method, "method", "X", "GET", "HTTP `METHOD`")
 	f.BoolVar(&q.websocket, "websocket", false, "ask for an upgrade to WebSocket")
 	return c
 }
@@ -154,7 +157,7 @@ type expectation struct {
 func newPolicyTestCmd() *cobra.Command {
 	var file, profile string
 	c := &cobra.Command{
-		Use:   "test [flags] TABLE",
+		Use:   "test TABLE",
 		Short: "Run a table of requests against a policy",
 		Long: `TABLE is a YAML list of requests and wanted verdicts:
 
@@ -162,8 +165,12 @@ func newPolicyTestCmd() *cobra.Command {
   - {url: "https://api.anthropic.com/v1/files", want: deny}
   - {url: "https://docs.example.com/a", want: allow, rule: "postern.yaml:17", credential: none}
 
-method is GET when absent. rule is a rule's name as postern policy check prints it. Exit status 1 when one differs.`,
-		Args: cobra.ExactArgs(1),
+method is GET when absent. rule is a rule's name as postern policy check prints it. Keep such a table beside a policy, and run it
+where the policy is reviewed.`,
+		Example: `  postern policy test requests.yaml
+  postern policy test --config examples/agent/postern.yaml examples/agent/requests.yaml`,
+		Annotations: ends("0    every verdict is the wanted one\n1    one differs, or a file could not be read\n2    the command line was wrong"),
+		Args:        takes(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			f, err := loadPolicy(file)
 			if err != nil {
@@ -184,8 +191,8 @@ method is GET when absent. rule is a rule's name as postern policy check prints 
 			return runTable(c.OutOrStdout(), args[0], p, table)
 		},
 	}
-	c.Flags().StringVar(&file, "config", "", "policy file (default: the one that postern run would use here)")
-	c.Flags().StringVar(&profile, "profile", "default", "profile of the policy file")
+	c.Flags().StringVar(&file, "config", "", "policy `FILE` (default: the one that postern run would use here)")
+	profileFlag(c, &profile)
 	return c
 }
 

@@ -129,7 +129,7 @@ func TestInitWithNobodyToAskUsesNoCredential(t *testing.T) {
 	c := newInitCmd()
 	c.SetIn(null)
 	c.SetOut(&out)
-	c.SetArgs(nil)
+	c.SetArgs([]string{})
 	if err := c.Execute(); err != nil {
 		t.Fatal(err)
 	}

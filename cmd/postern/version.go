@@ -15,7 +15,10 @@ func newVersionCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version, the commit it was built from, and the platform",
-		Args:  cobra.NoArgs,
+		Long: `Prints one line: the version, the first twelve digits of the commit, the Go release that built it, and the platform. Put it into a
+report of a bug. postern --version prints the same.`,
+		Example: `  postern version`,
+		Args:    takes(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(c.OutOrStdout(), versionLine())
 			return err

@@ -9,6 +9,7 @@ package config
 import (
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -175,6 +176,14 @@ func (f *File) Profiles() []string {
 	return names
 }
 
+// AuditDir is where the file wants the audit log of every profile, "" when it does not say.
+func (f *File) AuditDir() string {
+	for _, c := range f.profiles {
+		return c.Audit.Dir // the key stands once, above the profiles
+	}
+	return ""
+}
+
 // loader reads one policy file and what it names. Everything it asks of the process stands here.
 type loader struct {
 	home, work, config string
@@ -192,7 +201,7 @@ func newLoader() (*loader, error) {
 	}
 	work, err := os.Getwd()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("working directory: %w\n  hint: cd into one that exists", err)
 	}
 	conf, err := Dir()
 	if err != nil {
