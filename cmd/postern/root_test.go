@@ -73,7 +73,7 @@ func TestWrongCommandLinesGetAHintAndTheirExitStatus(t *testing.T) {
 		"audit verify a b":        {2, "postern: unexpected argument \"b\"\n  hint: postern audit verify [flags] [DIR]\n"},
 		"run":                     {125, "postern: no command to run\n  hint: postern run -- COMMAND\n"},
 		"run --":                  {125, "postern: no command to run\n  hint: postern run -- COMMAND\n"},
-		"run --profil ci -- true": {125, "postern: unknown flag: --profil\n  hint: did you mean \"--profile\"?; what belongs to the command stands after --\n"},
+		"run --profil ci -- true": {125, "postern: unknown flag: --profil\n  hint: did you mean \"--profile\"? (the command's own flags stand after --)\n"},
 	} {
 		out, errs, code := spoken(strings.Fields(line)...)
 		if code != want.code || !strings.HasPrefix(errs, want.text) || out != "" {

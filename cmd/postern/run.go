@@ -65,7 +65,7 @@ What is weaker than usual, in the policy or on this machine, is said on standard
 	f.StringVar(&o.LogLevel, "log-level", "warn", "log of the gateway on standard error, from this `LEVEL` on: debug, info, warn, error")
 	_ = c.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp)) // fails for a flag that is not there
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return &exitError{exitFault, fmt.Errorf("%w\n  hint: %s; what belongs to the command stands after --", err, flagHint(c, err))}
+		return &exitError{exitFault, fmt.Errorf("%w\n  hint: %s (the command's own flags stand after --)", err, flagHint(c, err))}
 	})
 	return c
 }

@@ -207,7 +207,7 @@ func parseMount(s string) (native.Mount, error) {
 	}
 	src, dst, _ := strings.Cut(rest, ":")
 	if src == "" || strings.Contains(dst, ":") {
-		return native.Mount{}, fmt.Errorf("--mount %q: not SRC[:DST][:rw]", s)
+		return native.Mount{}, fmt.Errorf("--mount %q: not SRC[:DST][:rw]\n  hint: --mount ~/data:/data, and :rw at the end to write there", s)
 	}
 	src, err := filepath.Abs(src)
 	if err != nil {
@@ -217,7 +217,7 @@ func parseMount(s string) (native.Mount, error) {
 		dst = src
 	}
 	if !filepath.IsAbs(dst) {
-		return native.Mount{}, fmt.Errorf("--mount %q: the path in the sandbox must be absolute", s)
+		return native.Mount{}, fmt.Errorf("--mount %q: the path in the sandbox is not absolute\n  hint: --mount %s:/%s", s, src, dst)
 	}
 	return native.Mount{Source: src, Target: filepath.Clean(dst), Write: write}, nil
 }

@@ -89,7 +89,7 @@ func (r *run) settle(context.Context) error {
 	var level slog.Level
 	if r.LogLevel != "" {
 		if err := level.UnmarshalText([]byte(r.LogLevel)); err != nil {
-			return fmt.Errorf("--log-level %q: one of debug, info, warn, error", r.LogLevel)
+			return fmt.Errorf("--log-level %q: no such level\n  hint: one of debug, info, warn, error", r.LogLevel)
 		}
 	}
 	if r.Quiet {
@@ -103,7 +103,7 @@ func (r *run) settle(context.Context) error {
 	if dir == "" {
 		var err error
 		if dir, err = os.Getwd(); err != nil {
-			return err
+			return fmt.Errorf("working directory: %w\n  hint: cd into one that exists", err)
 		}
 	}
 	dir, err := filepath.Abs(dir)
@@ -111,11 +111,11 @@ func (r *run) settle(context.Context) error {
 		return err
 	}
 	if st, err := os.Stat(dir); err != nil || !st.IsDir() {
-		return fmt.Errorf("working directory %s: not a directory", dir)
+		return fmt.Errorf("working directory %s: not a directory\n  hint: --workdir names one that exists", dir)
 	}
 	r.Workdir = dir
 	if r.home, err = os.UserHomeDir(); err != nil || !filepath.IsAbs(r.home) {
-		return errors.New("no home directory: HOME is not set to an absolute path")
+		return errors.New("home directory: HOME is not set to an absolute path\n  hint: HOME=/home/me postern run …")
 	}
 	r.home = filepath.Clean(r.home)
 	r.user = "sandbox"
@@ -212,10 +212,10 @@ func (r *run) spec(bundle *trust.Bundle, placeholders map[gate.CredentialName]st
 	}
 	if r.UID >= 0 {
 		if r.UID == 0 {
-			return s, errors.New("--uid 0: a sandbox never runs as root")
+			return s, errors.New("--uid 0: a sandbox never runs as root\n  hint: leave it away, and the working directory's owner is taken")
 		}
 		if os.Geteuid() != 0 && r.UID != os.Geteuid() {
-			return s, errors.New("--uid: only root may run a sandbox as another user")
+			return s, errors.New("--uid: only root may run a sandbox as another user\n  hint: leave it away, and the sandbox runs as you")
 		}
 		s.Identity = native.Identity{UID: uint32(r.UID), GID: groupOf(r.UID)}
 	}

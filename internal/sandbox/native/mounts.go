@@ -154,7 +154,7 @@ func (g *gathered) add(m Mount, d *dangers, allow bool) error {
 	}
 	fd, err := unix.Open(m.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return &Error{Op: "mount", Path: m.Source, Err: err}
+		return &Error{Op: "mount", Path: m.Source, Err: err, Hint: "a mount shows a file or directory that exists here"}
 	}
 	pin := os.NewFile(uintptr(fd), m.Source)
 	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))

@@ -152,6 +152,10 @@ func (p *Process) launch(id Identity, root bool, extra []*os.File, io *stdio) er
 	}()
 	if err := <-started; err != nil {
 		close(p.done)
+		var where *os.PathError
+		if errors.As(err, &where) { // fork/exec /proc/self/exe: of no use to a person
+			err = where.Err
+		}
 		return &Error{Op: "namespaces", Err: err, Hint: namespaceHint(err)}
 	}
 	p.pidfd = os.NewFile(uintptr(*sys.PidFD), "pidfd")
@@ -161,7 +165,7 @@ func (p *Process) launch(id Identity, root bool, extra []*os.File, io *stdio) er
 func namespaceHint(err error) string {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
-		return "no more user namespaces are allowed here: see /proc/sys/user/max_user_namespaces"
+		return "no more user namespaces are allowed here: see /proc/sys/user/max_user_namespaces, and run `postern doctor`"
 	case errors.Is(err, syscall.EPERM):
 		return "this machine refuses user namespaces to you: run `postern doctor`, which says what refuses them and how to permit postern alone"
 	case errors.Is(err, syscall.EACCES):
