@@ -111,7 +111,12 @@ func markedAnywhere(text string) bool { return Marked(text) || markedBase64(text
 
 // markedBase64 looks for the characters that a mark alone determines in base64, and decodes what stands around them.
 func markedBase64(text string) bool {
-	text = strings.NewReplacer("-", "+", "_", "/").Replace(text)
+	if len(text) < sealLen*4/3 {
+		return false // as most header values are
+	}
+	if strings.ContainsAny(text, "-_") {
+		text = strings.NewReplacer("-", "+", "_", "/").Replace(text)
+	}
 	for _, m := range marks() {
 		for before := range 3 {
 			from, to := (before*8+5)/6, (before+markLen)*8/6
