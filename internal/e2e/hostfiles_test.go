@@ -88,8 +88,8 @@ func TestThePolicyInForceCannotBeRewrittenFromInside(t *testing.T) {
 			t.Errorf("the policy was changed: %v", err)
 		}
 		for _, got := range w.Log.Holding(nonce) {
-			if !strings.Contains(fmt.Sprint(*got), "twin-") {
-				t.Errorf("arrived: %v", got)
+			if !strings.Contains(got.Target, "twin-") {
+				t.Errorf("arrived: %s %s%s", got.Method, got.Host, got.Target)
 			}
 		}
 		if len(w.Log.Holding("twin-"+nonce)) != 1 {
