@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -44,6 +46,7 @@ func NewUpstream(c UpstreamConfig) (*Upstream, error) {
 	if err != nil {
 		return nil, err
 	}
+	log.SetOutput(io.Discard) // net/http has no other place for what it says about an upstream, and quotes that: "Unsolicited response … starting with"
 	e, err := egress.New(egress.Config{Upstreams: fixed, Proxy: c.Proxy, AnswerTime: c.Answer})
 	if err != nil {
 		return nil, err

@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"fmt"
+	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -99,6 +101,36 @@ func TestReflectionOnAWebSocketIsScrubbed(t *testing.T) {
 	if got := w.Log.To("echo.test"); len(got) != 1 || got[0].Header.Get("Authorization") != "Bearer "+w.echoKey.Value() {
 		t.Error("the upgrade did not carry the credential: this proves nothing")
 	}
+}
+
+// TestAnUpstreamThatSpeaksOutOfTurnIsNotQuoted: what comes on an idle connection is an answer to nothing, and must not end in the host's log,
+// which is the standard error that the command has too.
+func TestAnUpstreamThatSpeaksOutOfTurnIsNotQuoted(t *testing.T) {
+	w := newWorld(t, testkit.Ordinary())
+	cut := make(chan struct{})
+	talker := http.NewServeMux()
+	talker.HandleFunc("/talk", func(rw http.ResponseWriter, r *http.Request) {
+		c, _, err := http.NewResponseController(rw).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer close(cut)
+		defer c.Close()
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n")
+		_, _ = io.WriteString(c, r.Header.Get("Authorization")[len("Bearer "):]+"\r\n\r\n")
+		_, _ = io.Copy(io.Discard, c)
+	})
+	talker.HandleFunc("/wait", func(http.ResponseWriter, *http.Request) { <-cut })
+	talk := w.ServeWith("talk.test", talker, testkit.OnlyHTTP1)
+	config := policyFile(t, w.Net, filepath.Join(w.Home, ".config", "postern", "talk.yaml"), fmt.Sprintf(
+		"credentials: {echo: {kind: api-key, source: {file: secrets/echo}}}\naudit: {dir: %s}\nprofiles: {default: {allow: [{host: talk.test, inject: {credential: echo, header: Authorization, format: \"Bearer {}\"}}]}}\n", filepath.Join(w.State, "audit")))
+	r := ok(t, w.Postern(t, nil, "run", "--config", config, "--", "sh", "-c", "curl -sS --http1.1 https://talk.test/talk && curl -sS --http1.1 https://talk.test/wait"))
+	if got := talk.Requests(); len(got) != 2 || got[0].Header.Get("Authorization") != "Bearer "+w.echoKey.Value() || !strings.Contains(r.Stdout, "ok") {
+		t.Fatalf("the upstream did not get the credential: this proves nothing: %s %s", r.Stdout, r.Stderr)
+	}
+	w.canaries.Text(t, "standard output", r.Stdout)
+	w.canaries.Text(t, "standard error", r.Stderr)
 }
 
 // TestTheGatewaysMemoryIsClosed: another process of the same user, outside the sandbox, cannot read the gateway either.
