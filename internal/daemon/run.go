@@ -178,14 +178,17 @@ func (r *run) start(ctx context.Context) error {
 	if r.given, err = r.spec(bundle, values); err != nil {
 		return err
 	}
-	if r.process, err = native.Start(ctx, r.given); err != nil {
+	outside := make(chan error, 1) // the gateway is made beside the sandbox: neither needs the other, and both take their time
+	go func() {
+		var err error
+		r.gateway, err = NewGateway(GatewayConfig{Session: r.id, Profile: r.profile, Authority: authority, Placeholders: stand, Writable: writable(r.given.Mounts), Recorder: r.audit, Log: r.log})
+		outside <- err
+	}()
+	r.process, err = native.Start(ctx, r.given)
+	if err := errors.Join(err, <-outside); err != nil {
 		return err
 	}
-	if err := native.Harden(); err != nil { // after the child is started: it writes the child's uid map
-		return err
-	}
-	r.gateway, err = NewGateway(GatewayConfig{Session: r.id, Profile: r.profile, Authority: authority, Placeholders: stand, Writable: writable(r.given.Mounts), Recorder: r.audit, Log: r.log})
-	return err
+	return native.Harden() // after the child is started, whose uid map could not be written else, and before a credential is read
 }
 
 func (r *run) spec(bundle *trust.Bundle, placeholders map[gate.CredentialName]string) (native.Spec, error) {
