@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -109,5 +111,56 @@ func writeCommand(b *strings.Builder, c *cobra.Command) {
 	for line := range strings.Lines(exitsOf(c)) {
 		code, text, _ := strings.Cut(line, " ")
 		fmt.Fprintf(b, "| %s | %s |\n", code, strings.TrimSpace(text))
+	}
+}
+
+// TestCommandsOfTheDocumentationExist parses every call of postern in a block of code: the command, its flags, how many arguments.
+func TestCommandsOfTheDocumentationExist(t *testing.T) {
+	pages := []string{"../../README.md", "../../CONTRIBUTING.md", "../../examples/README.md"}
+	err := filepath.WalkDir("../../docs", func(name string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(name, ".md") {
+			pages = append(pages, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	for _, name := range pages {
+		src, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lead, n := "    ", 0 // what stands before a command: outside of fences an indentation
+		for line := range strings.Lines(string(src)) {
+			n++
+			if info, ok := strings.CutPrefix(line, "```"); ok {
+				kind, _, _ := strings.Cut(strings.TrimSpace(info), " ")
+				lead = map[string]string{"sh": "", "console": "$ ", "": "    "}[kind]
+				if kind != "sh" && lead == "" {
+					lead = "no commands in "
+				}
+				continue
+			}
+			call, ok := strings.CutPrefix(line, lead+"postern ")
+			if !ok || strings.Contains(line, "[flags]") { // the form of a command is not a command
+				continue
+			}
+			about, rest, err := newRoot().Find(words(strings.TrimSpace(call)))
+			if err == nil {
+				err = about.ParseFlags(rest)
+			}
+			if err == nil {
+				err = about.ValidateArgs(about.Flags().Args())
+			}
+			if err != nil || about.HasSubCommands() {
+				t.Errorf("%s:%d: %q: %v", name, n, line, err)
+			}
+			calls++
+		}
+	}
+	if calls < 30 {
+		t.Errorf("found only %d calls", calls)
 	}
 }
