@@ -6,7 +6,7 @@ import "time"
 
 // Limits are the bounds of one session. A zero or negative field means its default from Defaults; nothing is ever unlimited.
 type Limits struct {
-	Connections int           // open connections at once
+	Connections int           // open connections at once, and requests under way at once on all of them
 	Handshakes  Rate          // TLS handshakes
 	Requests    Rate          // HTTP requests
 	DNS         Rate          // DNS queries
@@ -34,7 +34,8 @@ type Rate struct {
 // were seen to use, and small enough that a sandbox which tries to exhaust the host fails to.
 func Defaults() Limits {
 	return Limits{
-		// A loop of connect() without close: each connection costs two descriptors and up to 64 KiB of the gateway.
+		// A loop of connect() without close: each connection costs two descriptors and up to 64 KiB of the gateway,
+		// and each request whose answer is not read up to 1 MiB.
 		Connections: 1024,
 		// A loop of new TLS connections: each costs about a third of a millisecond of the gateway's CPU in signatures.
 		Handshakes: Rate{Per: 500, Burst: 2000},

@@ -54,20 +54,23 @@ type ticket struct {
 }
 
 // begin makes Recheck and Close see t. It answers with a reason when t must not go on: the session has ended, or
-// the policy changed after t was judged and Recheck may have missed it.
+// the policy changed after t was judged and Recheck may have missed it, or too much is under way.
 func (p *Proxy) begin(t *ticket) gate.Reason {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return gate.ReasonSessionEnded
 	}
+	if p.Policy() != t.judged {
+		if d := p.decide(t.action); d.Verdict != policy.Allow {
+			return d.Reason
+		}
+	}
+	// Without HTTP/2 no more than the open connections could be under way. A stream that nobody reads holds a megabyte of its answer.
+	if len(p.live) >= p.bounds.Connections {
+		return gate.ReasonLimitConnections
+	}
 	p.live[t] = struct{}{}
-	if p.Policy() == t.judged {
-		return gate.ReasonNone
-	}
-	if d := p.decide(t.action); d.Verdict != policy.Allow {
-		return d.Reason
-	}
 	return gate.ReasonNone
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,46 @@ func TestConnectionsAreLimited(t *testing.T) {
 		two.Write(nil)
 	}
 	w.passed(w.ask(w.tls("a.test"), get("/", "a.test")))
+}
+
+// HTTP/2 puts many requests on one connection, and each answer that is not read holds memory.
+func TestRequestsUnderWayAreLimitedAsConnectionsAre(t *testing.T) {
+	w := newWorld(t, allow("a.test"))
+	w.limits.Connections = 3
+	w.start()
+	release := make(chan struct{})
+	defer close(release)
+	w.sink.answers(nil, func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/held" {
+			<-release
+		}
+	})
+	underWay := func() int {
+		runtime.Gosched()
+		w.proxy.mu.Lock()
+		defer w.proxy.mu.Unlock()
+		return len(w.proxy.live)
+	}
+	f := w.frames(w.tls("a.test", h2only))
+	for range 3 {
+		f.send(":method", "GET", ":scheme", "https", ":path", "/held", ":authority", "a.test")
+	}
+	for underWay() < 3 { // they arrive
+	}
+	c := w.client(true)
+	r, err := http.NewRequest("GET", "https://a.test/more", nil)
+	must(t, err)
+	if a := w.do(c, r); a.reason() != gate.ReasonLimitConnections {
+		t.Errorf("%v %q", a.Status, a.body)
+	}
+	for id := uint32(1); id < 6; id += 2 {
+		must(t, f.fr.WriteRSTStream(id, http2.ErrCodeCancel))
+	}
+	for underWay() > 0 { // they end
+	}
+	if a := w.do(c, r); a.StatusCode != 200 {
+		t.Errorf("after they ended: %v %q", a.Status, a.body)
+	}
 }
 
 func TestHandshakesAndRequestsAreLimited(t *testing.T) {

@@ -109,7 +109,7 @@ type limitsSource struct {
 	strictyaml.At `json:"-"`
 
 	Requests    Rate         `json:"requests,omitempty" jsonschema:"HTTP requests: 600/min"`
-	Connections Count        `json:"connections,omitempty" jsonschema:"open connections at once"`
+	Connections Count        `json:"connections,omitempty" jsonschema:"open connections at once, and requests under way at once"`
 	Handshakes  Rate         `json:"handshakes,omitempty" jsonschema:"TLS handshakes: 50/s"`
 	DNS         Rate         `json:"dns,omitempty" jsonschema:"DNS queries"`
 	Leaves      Rate         `json:"leaves,omitempty" jsonschema:"certificates made to deliver refusals"`
