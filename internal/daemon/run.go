@@ -186,6 +186,10 @@ func (r *run) start(ctx context.Context) error {
 	}()
 	r.process, err = native.Start(ctx, r.given)
 	if err := errors.Join(err, <-outside); err != nil {
+		if r.gateway != nil {
+			r.gateway.Close()
+			r.gateway = nil
+		}
 		return err
 	}
 	return native.Harden() // after the child is started, whose uid map could not be written else, and before a credential is read
