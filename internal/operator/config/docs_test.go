@@ -17,17 +17,19 @@ import (
 	"postern/internal/operator/strictyaml"
 )
 
-// yamlBlocks are the ```yaml blocks of a page.
-func yamlBlocks(t *testing.T, page string) []string {
+// yamlBlock is a block of a page; name is the file that ```yaml file=NAME gives it.
+type yamlBlock struct{ name, text string }
+
+func yamlBlocks(t *testing.T, page string) []yamlBlock {
 	t.Helper()
 	src, err := os.ReadFile(filepath.Join(sourceDir(t), "../../..", page))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var blocks []string
+	var blocks []yamlBlock
 	for i, part := range strings.Split(string(src), "```") {
 		if info, text, _ := strings.Cut(part, "\n"); i%2 == 1 && (info == "yaml" || strings.HasPrefix(info, "yaml ")) {
-			blocks = append(blocks, text)
+			blocks = append(blocks, yamlBlock{strings.TrimPrefix(info, "yaml file="), text})
 		}
 	}
 	return blocks
@@ -63,7 +65,13 @@ func TestYAMLOfTheDocumentationLoads(t *testing.T) {
 	isolate(t)
 	t.Chdir(t.TempDir())
 	for _, page := range pagesWithYAML(t) {
-		for _, text := range yamlBlocks(t, page) {
+		for _, block := range yamlBlocks(t, page) {
+			text := block.text
+			if block.name != "yaml" { // other blocks of the page may name it
+				if err := os.WriteFile(block.name, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
 			var err error
 			switch first, _, _ := strings.Cut(text, "\n"); {
 			case strings.HasPrefix(first, "version:"):
@@ -114,9 +122,9 @@ func TestSchemaAcceptsTheDocumentationAndRefusesMistakes(t *testing.T) {
 	seen := 0
 	for _, page := range pagesWithYAML(t) {
 		for _, block := range yamlBlocks(t, page) {
-			if strings.HasPrefix(block, "version:") {
+			if strings.HasPrefix(block.text, "version:") {
 				seen++
-				if err := accepts(t, schema, block); err != nil {
+				if err := accepts(t, schema, block.text); err != nil {
 					t.Errorf("%s: %v", page, err)
 				}
 			}
