@@ -116,9 +116,9 @@ func TestJobControlWorksInATerminal(t *testing.T) {
 	})
 }
 
-// foreground is the foreground process group of the terminal, as the host numbers it.
+// foreground is the foreground process group of the terminal, as the host numbers it. Only the master tells it to strangers.
 func foreground(tty *terminal) int {
-	pgid, err := unix.IoctlGetInt(int(tty.slave.Fd()), unix.TIOCGPGRP)
+	pgid, err := unix.IoctlGetInt(int(tty.master.Fd()), unix.TIOCGPGRP)
 	if err != nil {
 		return 0
 	}
