@@ -39,7 +39,8 @@ func bans() []ban {
 		{"io/ioutil", `.*`, nil, "deprecated, and its ReadAll has no size"},
 		{"os", `Getenv|LookupEnv|Environ|ExpandEnv`, append([]string{"cmd/postern", "internal/daemon", "internal/operator", "internal/sandbox", "internal/trusted/broker"}, outside...), "only the operator's side reads the environment; a library that does is configured by whoever sets it"},
 		{"os", `Exit`, append([]string{"cmd/postern", "internal/sandbox", "internal/daemon"}, outside...), "an exit skips every deferred audit record"},
-		{"log", `Print.*|Fatal.*|Panic.*|SetOutput|SetFlags|Default`, outside, "log/slog with constant messages"},
+		{"log", `Print.*|Fatal.*|Panic.*|SetFlags|Default`, outside, "log/slog with constant messages"},
+		{"log", `SetOutput`, append([]string{"internal/daemon"}, outside...), "only to silence what net/http prints there"},
 		{"fmt", `Print|Printf|Println`, append([]string{"cmd/postern"}, outside...), "output goes to the writer that the command was given"},
 	}
 }

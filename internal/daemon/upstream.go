@@ -141,25 +141,24 @@ func (u *Upstream) RoundTrip(p policy.Permit, slot policy.Slot, r *http.Request)
 
 // dress makes the request that leaves, and says whose connections it uses and what masks its answer.
 //
-// A request that carries no credential under a rule that has one is masked too: what the upstream was told before, it may tell now.
+// The answer to a request that carries no credential is masked too, whatever its rule: what the upstream was told before, it may tell now.
 func (u *Upstream) dress(p policy.Permit, slot policy.Slot, r *http.Request) (*http.Request, gate.CredentialName, *secret.Redactor, error) {
 	var none gate.CredentialName
 	if u.credentials == nil || u.way == nil {
 		return nil, none, nil, &gate.Failure{Reason: gate.ReasonBug, Detail: "no way out"}
 	}
-	if p.Injection().Mode == policy.InjectNone && slot == (policy.Slot{}) {
-		return r, none, nil, nil
+	var red *secret.Redactor
+	if slot == (policy.Slot{}) {
+		if red = u.credentials.Redactor(p); red.IsZero() {
+			return r, none, nil, nil
+		}
 	}
 	out := r.WithContext(r.Context())
 	out.Header = r.Header.Clone()
+	scrub.Request(out)
 	if slot == (policy.Slot{}) {
-		red := u.credentials.Redactor(p)
-		if !red.IsZero() {
-			scrub.Request(out)
-		}
 		return quiet(out, red), none, red, nil
 	}
-	scrub.Request(out)
 	_, red, err := u.credentials.Inject(r.Context(), p, slot, out)
 	if err != nil {
 		return nil, none, nil, err

@@ -397,6 +397,10 @@ func TestWhatWasToldBeforeIsMaskedLater(t *testing.T) {
 	if _, text := w.do(swap, policy.Slot{}, r); leaks(text, w.value) != "" || !strings.Contains(text, "earlier: Bearer ***") {
 		t.Error("a request without a credential fetched an earlier one's")
 	}
+	plain := w.permit(func(r *policy.Rule, _ *policy.Action) { r.Inject = policy.Injection{} })
+	if _, text := w.do(plain, policy.Slot{}, r); leaks(text, w.value) != "" || !strings.Contains(text, "earlier: Bearer ***") {
+		t.Error("a request under a rule without a credential fetched another rule's")
+	}
 }
 
 func TestMissingCredentialIsSaidBeforeAnythingIsSent(t *testing.T) {

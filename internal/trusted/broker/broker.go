@@ -28,6 +28,7 @@ const (
 	fetchTime  = 45 * time.Second // one fetch, from whatever source
 	retryAfter = time.Second      // a source that failed is left alone for so long
 	refusedGap = 10 * time.Second // a value this young is not fetched anew because an upstream refused it: a sandbox can provoke refusals
+	maxTold    = 1024             // hosts under a wildcard that are remembered to have seen one credential
 	maxOld     = 8                // values of before rotations that answers are still searched for
 )
 
@@ -81,6 +82,7 @@ type entry struct {
 	failure  error          // of the last fetch, nil when it went well
 	failed   time.Time
 	closed   bool
+	told     map[gate.Host]bool // who has seen it; beyond maxTold, all are taken to have
 }
 
 // held is one value of a credential with what is derived from it.
@@ -131,20 +133,40 @@ func (b *Broker) Ready(ctx context.Context, p policy.Permit) (record.Receipt, er
 	return record.Receipt{Credential: p.Injection().Credential, Fingerprint: h.fingerprint}, nil
 }
 
-// Redactor masks what a permit's rule injects, as far as it was ever fetched: nil when there is nothing to mask. It is for answers to
-// requests that carried no credential although their rule has one: an upstream may have kept what an earlier request told it.
+// Redactor masks what the host of a permit was told, under whatever rule, and what its own rule injects, as far as it was ever fetched: nil when
+// there is nothing to mask. It is for answers to requests that carry no credential: an upstream may have kept what an earlier one told it.
 func (b *Broker) Redactor(p policy.Permit) *secret.Redactor {
-	e := b.entries[p.Injection().Credential]
-	if e == nil {
-		return nil
+	var last *held
+	var values []secret.Value
+	for name, e := range b.entries {
+		e.mu.Lock()
+		if h := e.cur; h != nil && (e.told[p.Host()] || len(e.told) >= maxTold || name == p.Injection().Credential) {
+			if last != nil {
+				values = append(values, slices.Concat(last.parts, last.old)...)
+			}
+			last = h
+		}
+		e.mu.Unlock()
 	}
+	switch {
+	case last == nil:
+		return nil
+	case values == nil: // almost always
+		return last.redactor("")
+	}
+	return secret.NewRedactor(slices.Concat(values, last.parts, last.old)...)
+}
+
+// tell remembers that a host has seen a credential.
+func (e *entry) tell(h gate.Host) {
 	e.mu.Lock()
-	h := e.cur
-	e.mu.Unlock()
-	if h == nil {
-		return nil
+	defer e.mu.Unlock()
+	if e.told == nil {
+		e.told = map[gate.Host]bool{}
 	}
-	return h.redactor("")
+	if len(e.told) < maxTold {
+		e.told[h] = true
+	}
 }
 
 // Refused is told that an upstream did not accept the credential of a permit's rule. The next use fetches it again, unless it has just been.

@@ -37,6 +37,7 @@ func (b *Broker) Inject(ctx context.Context, p policy.Permit, slot policy.Slot, 
 		user = slot.User
 	}
 	red := h.redactor(user)
+	b.entries[p.Injection().Credential].tell(p.Host())
 	err = h.value.Use(func(v []byte) error {
 		switch slot.Kind {
 		case policy.HeaderSlot:
