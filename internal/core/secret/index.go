@@ -7,6 +7,8 @@ import (
 	"encoding/hex"
 	"slices"
 	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
 )
 
 // span is a half-open range of bytes that a match covers.
@@ -58,6 +60,14 @@ const maxWindow = 48
 func spellings(secret []byte) [][]byte {
 	lower := []byte(hex.EncodeToString(secret))
 	list := [][]byte{bytes.Clone(secret), lower, bytes.ToUpper(lower)}
+	if wide := utf16.Encode([]rune(string(secret))); utf8.Valid(secret) {
+		defer clear(wide)
+		big, little := make([]byte, 0, 2*len(wide)), make([]byte, 0, 2*len(wide))
+		for _, u := range wide {
+			big, little = binary.BigEndian.AppendUint16(big, u), binary.LittleEndian.AppendUint16(little, u)
+		}
+		list = append(list, big, little)
+	}
 	for before := range 3 {
 		padded := append(make([]byte, before), secret...)
 		// A character of base64 holds six bits; only those wholly inside the secret's bits are known.

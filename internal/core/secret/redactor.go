@@ -8,7 +8,7 @@ import (
 
 // Redactor overwrites secrets in bytes that pass through it with as many '*', so that lengths and framing stay true.
 //
-// It knows each secret raw, in hex of either case, and in base64 of both alphabets wherever the secret begins within the encoded text
+// It knows each secret raw, in UTF-16 of either byte order, in hex of either case, and in base64 of both alphabets wherever the secret begins within the encoded text
 // (the characters that the secret alone determines: RFC 4648 §4 and §5). Each of these is also found with any of its bytes
 // percent-encoded (RFC 3986 §2.1, and '+' for a space) or JSON-escaped (RFC 8259 §7), in any mixture. Where matches overlap,
 // everything that any of them covers is overwritten.

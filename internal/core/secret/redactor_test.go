@@ -3,6 +3,7 @@ package secret
 import (
 	"bytes"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf16"
 
 	"go.uber.org/goleak"
 )
@@ -334,6 +336,21 @@ func TestLongSecretsAreFoundInSmallBuffers(t *testing.T) {
 		}
 		if got := drain(t, r.Reader(&source{chunks: parts}), 1000); got != strings.Repeat("*", len(text)) {
 			t.Errorf("%s: a secret of %d bytes came through", name, len(secret))
+		}
+	}
+}
+
+func TestWideSpellingsAreOverwritten(t *testing.T) {
+	const secret = "tok-\u00e9-0123456789-\U0001f511"
+	r := NewRedactor(New("t", []byte(secret)))
+	for _, order := range []binary.AppendByteOrder{binary.LittleEndian, binary.BigEndian} {
+		text := []byte("\xff\xfe a")
+		for _, u := range utf16.Encode([]rune(secret)) {
+			text = order.AppendUint16(text, u)
+		}
+		masked, n := r.Bytes(append(text, "b"...))
+		if n != 1 || strings.Trim(string(masked[4:len(masked)-1]), "*") != "" {
+			t.Errorf("%v: %q", order, masked)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"pgregory.net/rapid"
@@ -23,6 +24,14 @@ func newReference(secrets ...string) *reference {
 			continue
 		}
 		spelled := []string{s, hex.EncodeToString([]byte(s)), fmt.Sprintf("%X", s)}
+		if utf8.ValidString(s) {
+			var big, little string
+			for _, u := range utf16.Encode([]rune(s)) {
+				big += string([]byte{byte(u >> 8), byte(u)})
+				little += string([]byte{byte(u), byte(u >> 8)})
+			}
+			spelled = append(spelled, big, little)
+		}
 		for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 			for before := range 3 {
 				spelled = append(spelled, determined(enc, s, before))
