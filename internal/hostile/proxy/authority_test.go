@@ -84,6 +84,8 @@ func TestNamesOfAConnectionMustAgree(t *testing.T) {
 		"Host is an address":                   {"a.test", "a.test", get("/", "127.0.0.1"), gate.ReasonHostIsAddress},
 		"Host is a number":                     {"a.test", "a.test", get("/", "2130706433"), gate.ReasonHostIsAddress},
 		"X-Forwarded-Host":                     {"a.test", "a.test", get("/", "a.test", "X-Forwarded-Host: b.test"), gate.ReasonMalformedRequest},
+		"Forwarded":                            {"a.test", "a.test", get("/", "a.test", "Forwarded: host=b.test"), gate.ReasonMalformedRequest},
+		"X-Original-Uri":                       {"a.test", "a.test", get("/", "a.test", "x-original-uri: /other"), gate.ReasonMalformedRequest},
 		"X_Forwarded_Host":                     {"a.test", "a.test", get("/", "a.test", "X_Forwarded_Host: b.test"), gate.ReasonMalformedRequest},
 		"A31 an address that DNS did not give": {"", "a.test", get("/", "a.test"), gate.ReasonNone},
 		"A31 with another Host":                {"", "a.test", get("/", "b.test"), gate.ReasonAuthorityMismatch},

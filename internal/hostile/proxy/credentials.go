@@ -292,8 +292,8 @@ func reroutes(h http.Header) string {
 	for name := range h {
 		switch known := fieldName(name); known {
 		case "X-Http-Method-Override", "X-Http-Method", "X-Method-Override",
-			"X-Original-Url", "X-Rewrite-Url",
-			"X-Forwarded-Host", "X-Original-Host", "X-Host":
+			"X-Original-Url", "X-Rewrite-Url", "X-Original-Uri", "X-Forwarded-Uri", "X-Http-Path-Override",
+			"X-Forwarded-Host", "X-Original-Host", "X-Host", "X-Forwarded-Server", "X-Http-Host-Override", "Forwarded":
 			return known
 		}
 	}
