@@ -45,9 +45,10 @@ type RunOptions struct {
 type run struct {
 	RunOptions
 	id       gate.SessionID
-	detail   string        // what the audit log says the session is for
-	extra    []native.File // files of the sandbox besides those of the profile
-	given    native.Spec   // what the sandbox was made of
+	detail   string          // what the audit log says the session is for
+	extra    []native.File   // files of the sandbox besides those of the profile
+	given    native.Spec     // what the sandbox was made of
+	traps    map[string]bool // what git on the host would run before the command did
 	home     string
 	user     string
 	profile  *config.Compiled
@@ -184,6 +185,7 @@ func (r *run) start(ctx context.Context) error {
 		r.gateway, err = NewGateway(GatewayConfig{Session: r.id, Profile: r.profile, Authority: authority, Placeholders: stand, Writable: writable(r.given.Mounts), Recorder: r.audit, Log: r.log})
 		outside <- err
 	}()
+	r.traps = gitTraps(r.given.Mounts)
 	r.process, err = native.Start(ctx, r.given)
 	if err := errors.Join(err, <-outside); err != nil {
 		if r.gateway != nil {
@@ -336,6 +338,7 @@ func (r *run) close() error {
 	if r.process != nil {
 		_ = r.process.Kill()
 		_, _ = r.process.Wait()
+		errs = append(errs, r.tellTraps())
 	}
 	if r.set != nil {
 		errs = append(errs, r.set.Close())

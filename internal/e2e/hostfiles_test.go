@@ -97,3 +97,22 @@ func TestThePolicyInForceCannotBeRewrittenFromInside(t *testing.T) {
 		}
 	})
 }
+
+func TestWhatTheHostsGitWouldRunIsTold(t *testing.T) {
+	everyUser(t, func(t *testing.T, w *world) {
+		const told = "git may now run programs of the sandbox"
+		for _, c := range []struct {
+			script string
+			want   bool
+		}{
+			{"git init -q . && git checkout -q -b work && git config branch.work.remote origin", false},
+			{"git config core.fsmonitor ./x", true},
+			{"true", false}, // it was told
+			{"echo '#!/bin/sh' >.git/hooks/post-checkout", true},
+		} {
+			if r := ok(t, w.RunWith(t, []string{"--quiet"}, "sh", "-c", c.script)); strings.Contains(r.Stderr, told) != c.want {
+				t.Errorf("%s: told %t: %s", c.script, !c.want, r.Stderr)
+			}
+		}
+	})
+}
