@@ -95,10 +95,14 @@ func (x *exchange) authority() (a gate.Authority, absolute, ok bool) {
 }
 
 func (x *exchange) malformed(err error) bool {
-	if p, ok := err.(*gate.ParseError); ok {
-		return x.deny(p.Reason, p.Error())
+	p, ok := err.(*gate.ParseError)
+	switch {
+	case !ok:
+		return x.deny(gate.ReasonMalformedRequest, "")
+	case p.Reason == gate.ReasonHostIsAddress:
+		return x.deny(p.Reason, "") // the reason says it all
 	}
-	return x.deny(gate.ReasonMalformedRequest, "")
+	return x.deny(p.Reason, p.Error())
 }
 
 // afterAuthority is what follows the authority of an absolute target, "/" when nothing does.

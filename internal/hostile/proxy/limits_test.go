@@ -45,13 +45,15 @@ func TestRequestsUnderWayAreLimitedAsConnectionsAre(t *testing.T) {
 	w := newWorld(t, allow("a.test"))
 	w.limits.Connections = 3
 	w.start()
-	release := make(chan struct{})
+	arrived, release := make(chan struct{}, 3), make(chan struct{})
 	defer close(release)
-	w.sink.answers(nil, func(rw http.ResponseWriter, r *http.Request) {
+	w.sink.answers(func(c net.Conn, _ *bufio.Reader, r *http.Request) {
 		if r.URL.Path == "/held" {
+			arrived <- struct{}{}
 			<-release
 		}
-	})
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+	}, nil)
 	underWay := func() int {
 		runtime.Gosched()
 		w.proxy.mu.Lock()
@@ -62,7 +64,8 @@ func TestRequestsUnderWayAreLimitedAsConnectionsAre(t *testing.T) {
 	for range 3 {
 		f.send(":method", "GET", ":scheme", "https", ":path", "/held", ":authority", "a.test")
 	}
-	for underWay() < 3 { // they arrive
+	for range 3 {
+		<-arrived
 	}
 	c := w.client(true)
 	r, err := http.NewRequest("GET", "https://a.test/more", nil)
