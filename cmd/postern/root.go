@@ -177,6 +177,7 @@ func holds(c *cobra.Command) *cobra.Command {
 }
 
 func main() {
+	_ = os.Unsetenv("GODEBUG") // the caller's switches must not change how TLS and names are handled here; the runtime follows at once
 	daemon.Init(os.Args)
 	os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
 }
