@@ -93,7 +93,7 @@ func Reasons() []ReasonInfo {
 		{ReasonPushNotListed, "this session may fetch from this repository but not push to it", "set `push: true` for the repository in postern.yaml"},
 		{ReasonGitMalformed, "not a request that git clients make", ""},
 		{ReasonMalformedHost, "the host name is not a canonical DNS name", "use the plain lower-case name without a trailing dot"},
-		{ReasonHostIsAddress, "an IP address was used where a host name is needed", "use the host's name; an address needs a rule with `address:`"},
+		{ReasonHostIsAddress, "an IP address was used where a host name is needed", "use the host's name: an address cannot be allowed"},
 		{ReasonMalformedAuthority, "the authority is not host or host:port", ""},
 		{ReasonAuthorityMismatch, "the names in this request disagree: address asked by DNS, CONNECT, SNI and Host must be one name", "send the request on a connection of its own host"},
 		{ReasonMalformedPath, "the path is not in canonical form; it is refused rather than rewritten", "send the path without dot segments, doubled slashes, backslashes or double encoding"},
