@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,7 +20,7 @@ func TestTrapsForTheHostsGitAreTold(t *testing.T) {
 				return err
 			}
 			_, err = f.WriteString(text)
-			return f.Close()
+			return errors.Join(err, f.Close())
 		}
 	}
 	for name, c := range map[string]struct {
