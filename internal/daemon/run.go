@@ -285,6 +285,7 @@ func (r *run) wait(ctx context.Context, cancel context.CancelCauseFunc) (int, er
 			cancel(err)
 		}
 	}()
+	go r.warnOfAudit(ctx)
 	signals, stop := context.WithCancel(ctx)
 	defer stop()
 	r.process.ForwardSignals(signals)
@@ -310,6 +311,16 @@ func (r *run) wait(ctx context.Context, cancel context.CancelCauseFunc) (int, er
 		return 0, err
 	}
 	return status.Code, nil
+}
+
+// warnOfAudit says once that nothing goes any more. What the sandbox asks for meanwhile is its own affair: a line for each request
+// would let it write over the person's terminal.
+func (r *run) warnOfAudit(ctx context.Context) {
+	select {
+	case <-r.audit.Broken():
+		fmt.Fprintln(r.Stderr, "postern: the audit log cannot be written, so every request is refused\n  hint: free disk space; it recovers by itself")
+	case <-ctx.Done():
+	}
 }
 
 // reload reads the policy as readPolicy did; its files must still be trusted.

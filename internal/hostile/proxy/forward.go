@@ -61,7 +61,7 @@ func (x *exchange) failed(err error, w *watchdog) {
 		x.reason, x.detail = gate.ReasonAllowed, "the client left before the answer"
 		panic(http.ErrAbortHandler)
 	default:
-		x.p.Log.Warn("upstream failed", "event", x.event.String(), "host", x.action.Host.String(), "error", err)
+		x.p.Log.Info("upstream failed", "event", x.event.String(), "host", x.action.Host.String(), "error", err)
 	}
 	x.denyStatus(why, detail, upstreamStatus(why))
 }

@@ -225,7 +225,7 @@ func (x *exchange) commit() bool {
 	ctx := context.WithoutCancel(x.r.Context()) // a client that leaves now does not undo the intent
 	if err := x.p.Recorder.Commit(ctx, x.record()); err != nil {
 		x.verdict = policy.Deny
-		x.p.Log.Error("audit record not written", "event", x.event.String(), "error", err)
+		x.p.Log.Info("audit record not written", "event", x.event.String(), "error", err)
 		return x.deny(gate.ReasonAudit, "")
 	}
 	return true
